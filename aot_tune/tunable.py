@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from aot_tune.declare.blanks import blank_mistakes, refuse_blanks
 from aot_tune.declare.checks import check_declaration
 from aot_tune.declare.declaration import Declaration
 from aot_tune.nvidia import nvml
@@ -28,7 +29,8 @@ class Tunable(Declaration):
     def __post_init__(self) -> None:
         nvml.ask_for_gpus()  # NVML answers while the declaration is checked
         check_declaration(self)
-        attach(self)
+        if not blank_mistakes(self):
+            attach(self)
 
     def launch(self, *args: Any, config: Config | None = None, batch_invariant: bool | None = None) -> None:
         """Launch the kernel with its tuned config, on the current stream of the arguments' device.
@@ -44,7 +46,8 @@ class Tunable(Declaration):
         Raises:
             LaunchError: An argument cannot be launched; the message names it and what to pass.
         """
-        raise NotImplementedError  # pragma: no cover - attach() replaces it
+        refuse_blanks(self)
+        raise NotImplementedError  # pragma: no cover - attach() replaces it where no blank is left
 
     def config_for(self, *args: Any, batch_invariant: bool | None = None) -> Config:
         """Return the config that a launch of these arguments would use, without a launch or a search.
@@ -60,4 +63,5 @@ class Tunable(Declaration):
         Raises:
             LaunchError: The arguments cannot be launched, or a size is 0, so that nothing would be launched.
         """
-        raise NotImplementedError  # pragma: no cover - attach() replaces it
+        refuse_blanks(self)
+        raise NotImplementedError  # pragma: no cover - attach() replaces it where no blank is left

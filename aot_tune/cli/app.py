@@ -67,6 +67,14 @@ def new(
         str,
         typer.Argument(metavar="lib.kernels:NAME", help="The module of a @ct.kernel, and its name there."),
     ],
+    kind: Annotated[
+        str | None,
+        typer.Option(
+            metavar="KIND",
+            help="The template: elementwise, in-place, row-reduction, product, persistent-product, "
+            "attention, varlen-attention, grouped-product or dual-product; by default what is proven.",
+        ),
+    ] = None,
     out: Annotated[
         Path | None, typer.Option(metavar="FILE", help="A new file to write to; by default it is printed.")
     ] = None,
@@ -80,11 +88,12 @@ def new(
 ) -> None:
     """Begin a declaration from a kernel's source, with blanks.
 
-    Where searches of the kernel were recorded, they give the search space and the typical problems.
+    What the source proves is written, and all else is a blank with an example of the kernel's kind. Where
+    searches of the kernel were recorded, they give the search space and the typical problems.
     """
     from aot_tune.cli.start.new import begin, summary, write
 
-    begun = begin(kernel, tables or ())
+    begun = begin(kernel, kind, tables or ())
     for note in begun.notes:
         command.say(note)
     if out is None:
@@ -193,6 +202,7 @@ def tune(
     They are measured on this machine's GPUs; without a GPU of the arch they are predicted. A prediction for
     which nothing is chosen is a first look at every kernel: few buckets, few candidates.
     """
+    from aot_tune.declare.blanks import refuse_blanks
     from aot_tune.declare.discovery import find_tunables
     from aot_tune.declare.missed_problems import problems_of_files
     from aot_tune.tuner.sweep.report import SweepRequest
@@ -204,6 +214,7 @@ def tune(
         _check_ray(arch, gpus)
     target = selection.chosen_arch(arch)
     kernels = selection.chosen_kernels(find_tunables(module or ()), kernel or ())
+    refuse_blanks(*(found.tunable for found in kernels))
     problems = selection.problems_by_kernel(kernels, problem or ())
     if problems_file:
         missed, notes = problems_of_files(kernels, problems_file, target)
@@ -633,6 +644,7 @@ def doctor(
     from aot_tune.cli.documents import find
     from aot_tune.cli.documents.recorded import answered_lines
     from aot_tune.cli.explain import explain, explanation_lines, overview_lines
+    from aot_tune.declare.blanks import blank_mistakes, refuse_blanks
     from aot_tune.declare.checks import declaration_problems
     from aot_tune.declare.discovery import find_tunables
     from aot_tune.replay.files import listed_recorded
@@ -653,6 +665,11 @@ def doctor(
         return
     kernels = selection.chosen_kernels(find_tunables(module or ()), [kernel])
     tunable = kernels[0].tunable
+    if blank_mistakes(tunable):
+        if as_json:
+            refuse_blanks(tunable)
+        command.put(map(str, checklist(kernels[0], target, ())))
+        command.leave(failed=True)
     chosen = selection.problems_by_kernel(kernels, problem or ()).get(kernel, tunable.typical_problems)
     mistakes = [] if problem else declaration_problems(tunable, target)
     try:

@@ -46,6 +46,8 @@ def checklist(found: FoundKernel, arch: Arch, mistakes: Sequence[str]) -> list[S
         mistakes: What `declaration_problems` found.
     """
     tunable = found.tunable
+    if blank := blank_mistakes(tunable):
+        return [Step(done=False, what=mistake.text) for mistake in blank]
     return [
         *_declared(tunable, arch, mistakes),
         *([] if mistakes else (*_remarked(tunable, arch), _modelled(tunable, arch))),
@@ -55,12 +57,9 @@ def checklist(found: FoundKernel, arch: Arch, mistakes: Sequence[str]) -> list[S
 
 
 def _declared(tunable: Declaration, arch: Arch, mistakes: Sequence[str]) -> Iterator[Step]:
-    blank = [mistake.text for mistake in blank_mistakes(tunable)]
-    yield from (Step(done=False, what=text) for text in blank)
     for mistake in mistakes:
         text = mistake.removeprefix(f"{tunable.name}: ")
-        if text not in blank:
-            yield Step(done=False, what=f"the declaration is wrong: {text}")
+        yield Step(done=False, what=f"the declaration is wrong: {text}")
     if not mistakes:
         problems = counted(len(tunable.typical_problems), "typical problem")
         most = max(len(tunable.candidates(arch, problem)) for problem in tunable.typical_problems)

@@ -84,6 +84,8 @@ def check_declaration(tunable: Declaration) -> None:
     _check_functions(tunable)
     _check_arguments(tunable)
     problem = _first_problem(tunable)
+    if blank_mistakes(tunable):
+        return
     for mistake in problem_mistakes(tunable, problem):
         _refuse(tunable, mistake.text)
     _check_returned(tunable)
@@ -300,19 +302,22 @@ def _an_arch(tunable: Declaration, problem: Problem) -> Arch:
 
 def first_arch(tunable: Declaration) -> Arch:
     """The arch to check a declaration on where none is named: the first that it has a search space for."""
-    return _an_arch(tunable, _first_problem(tunable))
+    return _FIRST_ARCHS[0] if blank_mistakes(tunable) else _an_arch(tunable, _first_problem(tunable))
 
 
 def declaration_problems(tunable: Declaration, arch: Arch) -> list[str]:
     """List all mistakes of a declaration on one arch, over every typical problem.
 
     Imports torch and makes every problem's arguments without storage. A mistake that several problems share
-    is listed once, for the first of them, with the number of the others.
+    is listed once, for the first of them, with the number of the others. While a blank is left, nothing else
+    is listed.
     """
+    if blank := blank_mistakes(tunable):
+        return [f"{tunable.name}: {mistake.text}" for mistake in blank]
     from aot_tune.declare.argument_mistakes import argument_mistakes
     from aot_tune.declare.misnamed import misnamed_mistakes
 
-    kinds = (blank_mistakes, place_mistakes, machine_mistakes, written_mistakes, misnamed_mistakes)
+    kinds = (place_mistakes, machine_mistakes, written_mistakes, misnamed_mistakes)
     whole = [mistake.text for mistakes in kinds for mistake in mistakes(tunable)]
     found: dict[str, list[tuple[str, Problem]]] = {}
     sound: list[Problem] = []
@@ -335,7 +340,12 @@ def uncounted(tunable: Declaration, arch: Arch) -> str | None:
 
 
 def declaration_remarks(tunable: Declaration, arch: Arch) -> list[str]:
-    """List what a declaration without mistakes probably does not mean. Imports torch."""
+    """List what a declaration without mistakes probably does not mean. Imports torch.
+
+    Nothing is listed while a blank is left.
+    """
+    if blank_mistakes(tunable):
+        return []
     from aot_tune.declare.remarks import declaration_remarks
 
     return declaration_remarks(tunable, arch)

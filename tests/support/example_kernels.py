@@ -33,6 +33,12 @@ def add_in_helper_kernel(x, y, TILE: ConstInt):
 
 
 @ct.kernel
+def add_rows_kernel(x, y, TILE: ConstInt):
+    at = (ct.bid(0), ct.bid(1))
+    _add_to(x, at, ct.load(y, at, (1, TILE)))
+
+
+@ct.kernel
 def row_mean_kernel(x, out, eps, COLS: ConstInt, ROWS: ConstInt):
     rows = ct.load(x, index=(ct.bid(0), 0), shape=(ROWS, COLS), padding_mode=PAD)
     mean = ct.sum(ct.astype(rows, ct.float32), axis=1) / x.shape[1]
@@ -188,3 +194,48 @@ def views_kernel(x, out, TILE: ConstInt):
     rows, written = x.tiled_view((1, TILE)), out.tiled_view((1, TILE))
     for part in range(rows.num_tiles(1)):
         written.store((ct.bid(0), part), rows.load((ct.bid(0), part)))
+
+
+@ct.kernel
+def varlen_kernel(q, k, v, starts, out, longest, scale, D: ConstInt, TM: ConstInt, TN: ConstInt):
+    m, head, sequence = ct.bid(0), ct.bid(1), ct.bid(2)
+    start, stop = ct.load(starts, (sequence,), (1,)).item(), ct.load(starts, (sequence + 1,), (1,)).item()
+    length = stop - start
+    rows, keys, values = q.slice(0, start, stop), k.slice(0, start, stop), v.slice(0, start, stop)
+    queries = ct.load(rows, (m, head, 0), (TM, 1, D), padding_mode=ct.PaddingMode.ZERO).reshape((TM, D))
+    best, total = ct.full((TM, 1), -1e30, dtype=ct.float32), ct.zeros((TM, 1), dtype=ct.float32)
+    sums = ct.zeros((TM, D), dtype=ct.float32)
+    for n in range(ct.cdiv(length, TN)):
+        tile = ct.load(keys, (n, head, 0), (TN, 1, D), padding_mode=ct.PaddingMode.ZERO).reshape((TN, D))
+        scores = ct.mma(queries, ct.transpose(tile), ct.zeros((TM, TN), dtype=ct.float32)) * scale
+        inside = n * TN + ct.arange(TN, dtype=ct.int32) < length
+        scores = ct.where(inside[None, :], scores, -1e30)
+        largest = ct.maximum(best, ct.max(scores, axis=1, keepdims=True))
+        weights = ct.exp(scores - largest)
+        total = total * ct.exp(best - largest) + ct.sum(weights, axis=1, keepdims=True)
+        tile = ct.load(values, (n, head, 0), (TN, 1, D), padding_mode=ct.PaddingMode.ZERO).reshape((TN, D))
+        sums = ct.mma(weights.astype(v.dtype), tile, sums * ct.exp(best - largest))
+        best = largest
+    written = out.slice(0, start, stop)
+    ct.store(written, (m, head, 0), (sums / total).reshape((TM, 1, D)).astype(out.dtype))
+
+
+@ct.kernel
+def quantise_kernel(x, out, scales, ROWS: ConstInt, COLS: ConstInt):
+    at = (ct.bid(0), ct.bid(1))
+    tile = ct.load(x, at, (ROWS, COLS)).astype(ct.float32).reshape((ROWS, COLS // 32, 32))
+    largest = ct.max(ct.abs(tile), axis=2, keepdims=True)
+    ct.store(out, at, (tile / largest).reshape((ROWS, COLS)).astype(ct.float8_e4m3fn))
+    ct.store(scales, at, largest.reshape((ROWS, COLS // 32)).astype(ct.float8_e8m0fnu))
+
+
+@ct.kernel
+def grouped_kernel(x, w, starts, out, TM: ConstInt, TN: ConstInt, TK: ConstInt):
+    m, n, group = ct.bid(0), ct.bid(1), ct.bid(2)
+    start, stop = ct.load(starts, (group,), (1,)).item(), ct.load(starts, (group + 1,), (1,)).item()
+    rows, sums = x.slice(0, start, stop), ct.zeros((TM, TN), dtype=ct.float32)
+    for k in range(ct.cdiv(x.shape[1], TK)):
+        tile = ct.load(rows, (m, k), (TM, TK), padding_mode=ct.PaddingMode.ZERO)
+        weights = ct.load(w, (group, k, n), (1, TK, TN), padding_mode=ct.PaddingMode.ZERO)
+        sums = ct.mma(tile, weights.reshape((TK, TN)), sums)
+    ct.store(out.slice(0, start, stop), (m, n), sums.astype(out.dtype))

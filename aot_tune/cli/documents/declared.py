@@ -12,6 +12,7 @@ from aot_tune import environment
 from aot_tune.cli.documents.document import Document, FileState, Finding, Winner
 from aot_tune.cli.documents.former import Form
 from aot_tune.declare import checks
+from aot_tune.declare.blanks import blank_mistakes
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.declare.fingerprint import hashing
@@ -150,6 +151,9 @@ class DeclaredDocument(Document):
     def _complaints(self, tunable: Declaration, again: str, *, own: bool) -> Iterator[tuple[str, str, str]]:
         """Every fault: its place in the file, what is wrong, and what to do about it."""
         table = self.table
+        if blank := blank_mistakes(tunable):
+            yield from (("", f"{tunable.name}: {one.text}", "correct the declaration") for one in blank)
+            return
         if list(table.axes.items()) != list(tunable.axes.items()):
             declared = " ".join(f"{name}:{axis.kind}" for name, axis in tunable.axes.items())
             yield "axes", f"the declaration has {declared}", again

@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from aot_tune.cli.documents.find import folder_remarks, named_folders
-from aot_tune.cli.start.recordings import recordings_of, settle, tables_of
-from aot_tune.cli.start.sketch import sketch_of
-from aot_tune.cli.start.text import module_text, name_of
+from aot_tune.cli.start.kinds import KINDS, proven_kind
+from aot_tune.cli.start.recordings import recordings_of, tables_of, tuned_in
+from aot_tune.cli.start.text import Start, module_text
 from aot_tune.declare import discovery
+from aot_tune.declare.kernel_source.facts import Facts
 from aot_tune.declare.kernel_source.walk import facts_of
 from aot_tune.errors import StoreError, UsageError
 from aot_tune.nvidia import cutile
@@ -28,8 +29,8 @@ class Begun:
     text: str
     """The module that holds it."""
 
-    kinds: tuple[str, ...]
-    """The kind of its kernel."""
+    kind: str
+    """The kind whose template it was written by."""
 
     name: str
     """The name of the declaration."""
@@ -44,15 +45,16 @@ class Begun:
     """What was taken from recorded tables, and which were left out, a line each."""
 
 
-def begin(place: str, tables: Iterable[Path] = ()) -> Begun:
+def begin(place: str, kind: str | None = None, tables: Iterable[Path] = ()) -> Begun:
     """Begin the declaration of a kernel.
 
     Args:
         place: Module and name of a ``@ct.kernel``, as in ``mylib.kernels:scale_kernel``.
+        kind: One of `KINDS`; None for the kind that the source proves.
         tables: Folders of recorded tables, beside those of the library and of AOT_TUNE_TABLES.
 
     Raises:
-        UsageError: There is no such kernel, or its source cannot be read, or a folder is not there.
+        UsageError: There is no such kernel, kind or folder, or the source cannot be read or proves no kind.
         StoreError: A folder cannot be listed.
     """
     written, _, name = place.partition(":")
@@ -63,36 +65,47 @@ def begin(place: str, tables: Iterable[Path] = ()) -> Begun:
         asked = f"{module} has no kernel {name!r}" if name else f"{place!r} names no kernel"
         known = ", ".join(f"{module}:{one}" for one in kernels) or f"none: {module} has no @ct.kernel"
         raise UsageError(f"{asked}; write one of {known}" if kernels else f"{asked}: it has {known}")
-    facts = facts_of(names[name])
+    kernel, named = names[name], tuple(tables)
+    facts = facts_of(kernel)
     if not facts.readable:
         raise UsageError(f"the source of {place} cannot be read; write the kernel into a file of a package")
-    sketch = sketch_of(facts)
-    kernel, named = names[name], tuple(tables)
     found, left_out = tables_of(kernel, _folders(kernel, named))
-    settle(sketch, found)
-    recorded = recordings_of(sketch, found)
-    if recorded is None:
-        sketch = sketch_of(facts)
-    text = module_text(sketch, module, name, recorded)
-    blanks = tuple(re.findall(r"^    (\w+)=blank\(", text, re.MULTILINE))
+    varied = tuned_in(found)
+    tuned = tuple(one for one in facts.constants if one in varied or one in facts.tiles)
+    start = Start(facts=facts, kind=_kind(facts, kind), module=module, kernel=name, tuned=tuned)
+    recorded = recordings_of(found, tuned, start.launched, start.problem_code())
+    text = module_text(replace(start, recorded=recorded))
     notes = [*folder_remarks(), *left_out]
     if recorded is not None:
         notes.append(f"search_space and typical are of {recorded.origin}")
     elif found:
         paths = " ".join(str(path) for path, _ in found)
-        notes.append(f"nothing is taken from {paths}: no search in it tells all sizes and constants")
+        notes.append(f"nothing is taken from {paths}: no search in it has a value of each constant")
     elif named:
         function = cutile.python_function(kernel)
         label = recorded_name(function.__module__, function.__qualname__)
         notes.append(f"no recorded table in {' '.join(map(str, named))} is of {label} as it is here")
     return Begun(
         text=text,
-        kinds=sketch.kinds,
-        name=name_of(name),
-        blanks=blanks,
+        kind=start.kind,
+        name=start.name,
+        blanks=tuple(re.findall(r"^    (\w+)=blank\(", text, re.MULTILINE)),
         module=module,
         notes=tuple(notes),
     )
+
+
+def _kind(facts: Facts, named: str | None) -> str:
+    """The kind that is named, else the one that the source proves."""
+    if named is not None and named not in KINDS:
+        raise UsageError(f"--kind {named!r}: there is no such kind; write one of {', '.join(KINDS)}")
+    kind = named or proven_kind(facts)
+    if kind is None:
+        raise UsageError(
+            "loads, stores and products do not prove of which kind the kernel is; name the nearest: "
+            f"--kind with one of {', '.join(KINDS)}"
+        )
+    return kind
 
 
 def _folders(kernel: Any, named: Iterable[Path]) -> Iterator[Path]:
@@ -111,12 +124,12 @@ def summary(begun: Begun, path: Path | None) -> str:
     if path is None:
         beside = f"{begun.module.rpartition('.')[0] or begun.module}.{begun.name}"
         return (
-            f"{begun.name}: {', '.join(begun.kinds)}; save it in a module of its own, such as {beside}, fill "
+            f"{begun.name}: {begun.kind}; save it in a module of its own, such as {beside}, fill "
             f"in {', '.join(begun.blanks)}, then run aot-tune doctor {begun.name} --module {beside}"
         )
     file, module = str(path), discovery.module_names([str(path)])[0]
     return (
-        f"{begun.name}: {', '.join(begun.kinds)}; fill in {', '.join(begun.blanks)} in {file}, then run "
+        f"{begun.name}: {begun.kind}; fill in {', '.join(begun.blanks)} in {file}, then run "
         f"aot-tune doctor {begun.name} --module {module}"
     )
 

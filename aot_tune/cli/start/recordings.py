@@ -4,19 +4,18 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
+from math import prod
 from pathlib import Path
 from typing import Any
 
-from aot_tune.cli.start.sketch import Sketch
-from aot_tune.declare.kernel_source.layout import SizeAxis
 from aot_tune.errors import AotTuneError, CutileError
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.signature import constants_of
 from aot_tune.replay.files import listed_recorded, read_recorded, right_place_of
 from aot_tune.replay.fit import hash_now, misfit
-from aot_tune.replay.problem import Array, Items, Varying
+from aot_tune.replay.problem import Array, Varying
 from aot_tune.replay.table import RecordedEntry, RecordedTable, file_name
-from aot_tune.values.config import HINTS, Config
+from aot_tune.values.config import Config
 from aot_tune.values.text import counted
 
 Found = tuple[Path, RecordedTable]
@@ -34,7 +33,7 @@ class Recordings:
     """The winners, each once, the one that won most problems first."""
 
     problems: tuple[dict[str, object], ...]
-    """The problems, each once, in the tables' order."""
+    """The problems by the example of the field `problem`, each once, in the tables' order."""
 
     searches: int
     """The number of searches that they are of."""
@@ -50,11 +49,6 @@ class Recordings:
         """Where they come from: ``3 recorded searches: tables/sm90/mylib.kernel.json (NVIDIA H200)``."""
         searches = counted(self.searches, "recorded search", "recorded searches")
         return f"{searches}: {'; '.join(self.sources)}"
-
-    @property
-    def hints(self) -> tuple[str, ...]:
-        """The hints that every config has, in cuTile's order."""
-        return tuple(name for name in HINTS if all(name in one.hints for one in self.configs))
 
 
 def tables_of(kernel: Any, folders: Iterable[Path]) -> tuple[list[Found], list[str]]:
@@ -88,22 +82,28 @@ def tables_of(kernel: Any, folders: Iterable[Path]) -> tuple[list[Found], list[s
     return found, notes
 
 
-def settle(sketch: Sketch, tables: Sequence[Found]) -> None:
-    """Let the searches say which constants of the kernel belong to a config."""
-    varied = {
+def tuned_in(tables: Iterable[Found]) -> frozenset[str]:
+    """Return the constants that a recorded search varied with its configs."""
+    return frozenset(
         name
         for _, table in tables
         for entry in table.entries
         for name, one in zip(entry.problem.names, entry.problem.arguments, strict=True)
         if isinstance(one, Varying)
-    }
-    for one in sketch.parameters:
-        if one.constant and one.name in varied and one.role in ("cover", "flag", "float", "integer"):
-            one.role = "setting"
+    )
 
 
-def recordings_of(sketch: Sketch, tables: Sequence[Found]) -> Recordings | None:
-    """The configs and problems of the searches; None where no search can be told in a declaration's terms."""
+def recordings_of(
+    tables: Sequence[Found], tuned: Sequence[str], launched: Sequence[str], problem_code: str
+) -> Recordings | None:
+    """Return the configs and problems of the searches; None where no search has a value of each constant.
+
+    Args:
+        tables: The recorded tables.
+        tuned: The constants of a config.
+        launched: The arguments of a launch.
+        problem_code: The example of the field ``problem``, by which problems are written.
+    """
     wins: dict[Config, int] = {}
     problems: list[dict[str, object]] = []
     searches = 0
@@ -112,13 +112,14 @@ def recordings_of(sketch: Sketch, tables: Sequence[Found]) -> Recordings | None:
     for path, table in tables:
         before = searches
         for entry in table.entries:
-            constants, problem = _constants(sketch, entry), _problem(sketch, entry)
-            if constants is None or problem is None:
+            constants = _constants(tuned, entry)
+            if constants is None:
                 continue
             config = Config(constants=constants, hints=entry.hints)
             wins[config] = wins.get(config, 0) + 1
             searches += entry.count
-            if problem not in problems:
+            problem = _problem(entry, launched, problem_code)
+            if problem is not None and problem not in problems:
                 problems.append(problem)
             arguments = dict(zip(entry.problem.names, entry.problem.arguments, strict=True))
             for name, value in constants.items():
@@ -126,7 +127,7 @@ def recordings_of(sketch: Sketch, tables: Sequence[Found]) -> Recordings | None:
                     fixed.setdefault(name, set()).add(value)
         if searches > before:
             sources.append(_source(path, table))
-    if not problems:
+    if not wins:
         return None
     return Recordings(
         configs=tuple(sorted(wins, key=lambda one: -wins[one])),
@@ -137,49 +138,39 @@ def recordings_of(sketch: Sketch, tables: Sequence[Found]) -> Recordings | None:
     )
 
 
-def _constants(sketch: Sketch, entry: RecordedEntry) -> dict[str, Any] | None:
-    """The constants of a winner's config; None where one cannot be told."""
-    values = _compiled_in(entry)
-    names = [one.name for one in sketch.parameters if one.role in ("tile", "setting")]
-    if any(not isinstance(values.get(name), _PLAIN) for name in names):
-        return None
-    return {name: values[name] for name in names}
-
-
-def _compiled_in(entry: RecordedEntry) -> dict[str, object]:
-    """What the winner's launch had compiled in, by parameter."""
+def _constants(tuned: Sequence[str], entry: RecordedEntry) -> dict[str, Any] | None:
+    """The constants of a winner's config; None where the launch had no plain value of one compiled in."""
     try:
-        values = constants_of(entry.signature)
+        compiled_in = constants_of(entry.signature)
     except CutileError:
-        return {}
-    return dict(zip(entry.problem.names, values, strict=False))
+        return None
+    values = dict(zip(entry.problem.names, compiled_in, strict=False))
+    if any(not isinstance(values.get(name), _PLAIN) for name in tuned):
+        return None
+    return {name: values[name] for name in tuned}
 
 
-def _problem(sketch: Sketch, entry: RecordedEntry) -> dict[str, object] | None:
-    """A search's problem in the terms of the declaration; None where a size or a dtype of it is not known."""
-    arrays = {}
-    for name, one in zip(entry.problem.names, entry.problem.arguments, strict=True):
-        first = one.items[0] if isinstance(one, Items) and one.items else one
-        if isinstance(first, Array):
-            arrays[name] = first
-    values = _compiled_in(entry)
-    typed = sketch.typed
-    found: dict[str, object] = {}
-    if typed is not None:
-        found["dtype"] = arrays[typed.name].dtype if typed.name in arrays else None
-    for axis in sketch.used_axes:
-        found[sketch.name_of(axis)] = _size(axis, arrays)
-    for parameter in (*sketch.compiled_in("integer"), *sketch.compiled_in("flag")):
-        found[parameter.name] = values.get(parameter.name)
-    return found if all(isinstance(one, _PLAIN) for one in found.values()) else None
+class _Shaped:
+    """An array as the example of `problem` reads it."""
+
+    def __init__(self, array: Array) -> None:
+        self.dtype, self.shape = array.dtype, array.shape
+
+    def numel(self) -> int:
+        return prod(self.shape)
 
 
-def _size(axis: SizeAxis, arrays: dict[str, Array]) -> int | None:
-    """The size of an axis, 1 or more; None where no array tells it."""
-    for name, place in axis.sizes:
-        if name in arrays and place < len(arrays[name].shape):
-            return arrays[name].shape[place] or None
-    return None
+def _problem(entry: RecordedEntry, launched: Sequence[str], problem_code: str) -> dict[str, object] | None:
+    """A search's problem by the example of `problem`; None where that does not suit its arguments."""
+    arguments = dict(zip(entry.problem.names, entry.problem.arguments, strict=True))
+    given = [arguments.get(name) for name in launched]
+    try:
+        found: dict[str, object] = eval(problem_code)(
+            *(_Shaped(one) if isinstance(one, Array) else one for one in given)
+        )
+    except Exception:  # an array of another rank, or a list
+        return None
+    return found if all(isinstance(one, _PLAIN) and one for one in found.values()) else None
 
 
 def _source(path: Path, table: RecordedTable) -> str:

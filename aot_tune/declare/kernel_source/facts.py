@@ -1,10 +1,12 @@
-"""What is known of a kernel from its source: what it calls, loads and stores, what loops run over. Pure."""
+"""Facts of a kernel's source: what it loads, stores to, multiplies and reduces. Pure."""
 
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from typing import Literal
 
-from aot_tune.declare.kernel_source.values import Value
+What = Literal["load", "store", "add"]
+"""What is done to an array; ``add`` is any atomic operation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -14,37 +16,11 @@ class Access:
     parameter: str
     """The name of the kernel's parameter."""
 
-    what: str
-    """``load``, ``store`` or ``add``, which is any atomic operation."""
+    what: What
+    """What is done to it."""
 
-    index: tuple[Value, ...] | None
-    """The index along each axis of the array; None where it is not known."""
-
-    extents: tuple[Value | None, ...] | None
-    """The size of the tile along each axis; None where it is that of the stored tile."""
-
-    dtype: str | None
-    """The dtype that a stored tile was cast to, where it is written out."""
-
-    sliced: frozenset[int]
-    """Axes along which the access is to a part of the array."""
-
-    tells_sizes: bool
-    """Whether the arrays' sizes may be derived from it."""
-
-
-@dataclass(frozen=True, kw_only=True)
-class Bound:
-    """What an index or consecutive offsets run up to."""
-
-    index: Value
-    """A loop's variable, the index of a tile, or consecutive offsets."""
-
-    stop: Value
-    """The size of the axis, or the count of its tiles."""
-
-    counts_tiles: bool = False
-    """Whether `stop` counts what the index counts, as of a loop in steps of one."""
+    rank: int | None
+    """The number of axes that are indexed; None where the index is not written out."""
 
 
 @dataclass(kw_only=True)
@@ -60,44 +36,62 @@ class Facts:
     accesses: list[Access] = field(default_factory=list)
     """All accesses to arrays, in the order of execution."""
 
-    products: list[tuple[tuple[str, ...], bool]] = field(default_factory=list)
-    """Of each matrix product the loops around it, and whether it is in a branch that is taken."""
+    products: list[tuple[str, ...]] = field(default_factory=list)
+    """The loops around each matrix product; of the products in two branches those of one that has most."""
 
     called: set[str] = field(default_factory=set)
     """The names of cuTile's functions that are called."""
 
-    dtypes: set[str] = field(default_factory=set)
-    """The names of cuTile's dtypes that are used."""
+    reduced: set[float | None] = field(default_factory=set)
+    """The axes that tiles are reduced along; None is an axis that is not written out."""
 
-    bounds: list[Bound] = field(default_factory=list)
-    """What indices run up to."""
+    moving: set[str] = field(default_factory=set)
+    """Constants that are sizes of tiles at places that move, by block or in a loop."""
 
-    counts: list[tuple[Value, Value]] = field(default_factory=list)
-    """Pairs of a size and the size of the tiles that it is divided into."""
-
-    divided: dict[str, tuple[str, str]] = field(default_factory=dict)
-    """Of an index that is another one divided by a parameter, the key of that one, and the parameter."""
-
-    decides: dict[str, int] = field(default_factory=dict)
-    """Constants of type int that decide a branch, each with a value for which it is not taken."""
+    covering: set[str] = field(default_factory=set)
+    """Constants that are sizes of tiles at a fixed place."""
 
     persistent: bool = False
     """Whether a block goes on to further tiles, in steps of the number of blocks."""
 
-    loops: int = 0
-    """The number of loops."""
+    chained: bool = False
+    """Whether a product has an operand that exponentials of another product are in, as attention has."""
 
-    integers: set[str] = field(default_factory=set)
-    """Parameters that an index, a bound of a loop or a size is made of."""
+    placing: set[str] = field(default_factory=set)
+    """Arrays whose values may decide where others are loaded or stored to."""
+
+    bounding: set[str] = field(default_factory=set)
+    """Arrays whose values decide how often a loop runs, or which part of an array is worked on."""
 
     lists: set[str] = field(default_factory=set)
     """Parameters that are lists of arrays."""
 
-    used: set[str] = field(default_factory=set)
-    """Parameters that the source reads."""
+    shaped: set[str] = field(default_factory=set)
+    """Parameters whose shape, strides or dtype is read: arrays."""
 
     escaped: set[str] = field(default_factory=set)
     """Parameters that a function is given whose source cannot be read."""
 
     readable: bool = True
     """Whether the kernel's source could be read and followed; if not, all parameters have escaped."""
+
+    @property
+    def index_arrays(self) -> set[str]:
+        """Arrays whose values are places in others."""
+        return self.placing | self.bounding
+
+    @property
+    def arrays(self) -> tuple[str, ...]:
+        """The parameters that are arrays, or lists of such, in order."""
+        known = {access.parameter for access in self.accesses} | self.lists | self.shaped
+        return tuple(name for name in self.parameters if name in known and name not in self.constants)
+
+    @property
+    def tiles(self) -> tuple[str, ...]:
+        """The constants that are sizes of tiles at places that move, and of no other tiles, in order."""
+        return tuple(name for name in self.parameters if name in self.moving - self.covering)
+
+    def rank(self, array: str) -> int | None:
+        """The number of an array's axes, where each access to it indexes as many."""
+        ranks = {access.rank for access in self.accesses if access.parameter == array}
+        return ranks.pop() if len(ranks) == 1 else None

@@ -15,6 +15,7 @@ from aot_tune.cubins.archive import FILE_NAME, Archive, Section
 from aot_tune.cubins.origin import KernelCode, declared_code, file_digest
 from aot_tune.cubins.origin_walk import origin_of
 from aot_tune.cubins.pack import KernelCubins, pack
+from aot_tune.declare.blanks import refuse_blanks
 from aot_tune.declare.checks import declaration_problems, declaration_remarks, first_arch
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.discovery import FoundKernel
@@ -75,6 +76,7 @@ def build(
         StoreError: A folder cannot be written.
         DeclarationError: A declaration has a mistake.
     """
+    refuse_blanks(*(found.tunable for found in request.kernels))
     for found in request.kernels:
         arch = first_arch(found.tunable)  # one that can run it: on another it is left out, and is no mistake
         if mistakes := declaration_problems(found.tunable, arch):

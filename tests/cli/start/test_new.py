@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import importlib
-import json
-import os
-import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
@@ -17,172 +14,228 @@ import torch
 from typer.testing import CliRunner, Result
 
 from aot_tune.cli.app import app
+from aot_tune.cli.start.kinds import KINDS
 from aot_tune.cli.start.new import begin
 from aot_tune.cli.start.text import name_of
-from aot_tune.declare.blanks import blank_mistakes, blanks_of
+from aot_tune.declare.blanks import blanks_of
 from aot_tune.declare.checks import declaration_problems
+from aot_tune.errors import DeclarationError
 from aot_tune.nvidia import cutile
 from aot_tune.replay.fit import hash_now
 from aot_tune.replay.problem import Array, Fixed, read_problem
 from aot_tune.replay.table import Library, RecordedEntry, RecordedTable
-from aot_tune.tunable import Tunable
 from aot_tune.tuner.measure.worker.verify import Case
+from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
-from tests.support import begun, emulator, recorded_tables
+from tests.support import emulator, example_kernels, recorded_tables
+from tests.support.begun import blanks_in, filled, imported
 from tests.support.samples import SM90
-from tests.support.tilegym_sites import FOLDER, MISSING
 
-ROOT = Path(__file__).parents[3]
-OWN = "aot_tune.kernels"
 EXAMPLES = "tests.support.example_kernels"
+ARCHS = tuple(map(Arch.parse, ("sm90", "sm100")))
 
-BLANKS = ["reference", "typical"]
-"""What is blank wherever the source tells all else."""
+# Templates --------------------------------------------------------------------------------------------------
 
-SHIPPED = {
-    f"{OWN}.norms.rms_norm:rms_norm_kernel": (["reduction"], {"outputs": ["out"]}, []),
-    f"{OWN}.norms.fused_add_rms_norm:fused_add_rms_norm_kernel": (
-        ["reduction", "in place"], {"inplace": ["x", "residual"]}, [],
-    ),
-    f"{OWN}.products.matmul:matmul_kernel": (
-        ["matmul", "persistent"], {"outputs": ["c", "scratch"]}, ["search_space"],
-    ),
-    f"{OWN}.products.fp8.matmul_fp8:matmul_fp8_kernel": (
-        ["matmul", "fp8", "persistent"], {"outputs": ["c"]}, ["search_space"],
-    ),
-    f"{OWN}.products.gate_up_swiglu:gate_up_swiglu_kernel": (
-        ["dual matmul", "persistent"], {"outputs": ["out"]}, [],
-    ),
-    f"{OWN}.products.grouped_matmul:grouped_matmul_kernel": (
-        ["matmul", "grouped", "persistent"], {"outputs": ["out"]}, ["grid_fn", "make_args"],
-    ),
-    f"{OWN}.prefill.attention_varlen:attention_varlen_kernel": (
-        ["attention", "variable length"], {"outputs": ["out", "lse"]}, ["grid_fn", "make_args"],
-    ),
-}  # fmt: skip
-"""Kernels with their kinds, what they write, and what is blank beside `BLANKS`."""
-
-OF_TILEGYM = {
-    "tilegym.ops.cutile.silu_and_mul:_silu_and_mul_kernel_row_wise": (
-        ["elementwise"], {"outputs": ["output"]}, ["make_args"],
-    ),
-    "tilegym.ops.cutile.matmul:_static_persistent_matmul_kernel": (
-        ["matmul", "persistent"], {"outputs": ["C"]}, ["search_space"],
-    ),
-    "tilegym.ops.cutile.attention:_fmha_kernel": (["attention"], {"outputs": ["Out"]}, ["make_args"]),
-}  # fmt: skip
-"""The same of somebody else's kernels."""
-
-PRODUCTS = ("attention", "dual matmul", "matmul")
-
-
-def hold(found: begun.Outcome, kinds: list[str], written: dict[str, list[str]], more: list[str]) -> None:
-    assert found.kinds == kinds
-    assert found.written == written
-    assert sorted(found.blanks) == sorted([*BLANKS, *more])
-    assert found.clusters == ([[1], [1, 2]] if kinds[0] in PRODUCTS else [[], []])
-    assert 2 <= found.most <= 30
-    assert found.mistakes == []
-
-
-@pytest.mark.parametrize("place", SHIPPED)
-def test_a_shipped_kernels_declaration_lacks_its_blanks_alone(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    hold(begun.outcome(place, tmp_path), *SHIPPED[place])
-
-
-@pytest.mark.process
-@pytest.mark.skipif(not (FOLDER / "tilegym").is_dir(), reason=MISSING)
-def test_declarations_of_tilegyms_kernels_lack_their_blanks_alone(tmp_path: Path) -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.support.begun", str(tmp_path), *OF_TILEGYM],
-        env={**os.environ, "PYTHONPATH": f"{ROOT}:{FOLDER}"}, capture_output=True, text=True, check=True,
-    )  # fmt: skip
-    outcomes = json.loads(done.stdout.splitlines()[-1])
-    assert outcomes.keys() == OF_TILEGYM.keys()
-    for place, found in outcomes.items():
-        hold(begun.Outcome(*found), *OF_TILEGYM[place])
-
-
-# What its author writes -------------------------------------------------------------------------------------
-
-NORMED = "{} * ({}.square().mean(1, keepdim=True) + eps).rsqrt() * weight.double()"
+_OF_ROWS = "randn((problem.rows, problem.cols), problem.dtype, device, seed)"
+_TYPICAL = '[{"dtype": "bfloat16", "M": [16, 64], "N": 128, "K": 64}]'
+_SPACE = """[
+        Config(constants={"TM": 16, "TN": tn, "TK": 32}, hints={"occupancy": 1}) for tn in (32, 64)
+    ]"""
+_OF_PRODUCT = """(
+        randn((problem.M, problem.K), problem.dtype, device, seed),
+        randn((problem.K, problem.N), problem.dtype, device, seed + 1),
+        empty((problem.M, problem.N), problem.dtype, device), {}
+    )"""
+_WEIGHTS = "torch.softmax({} @ {}.mT * scale, -1)"
 
 FILLED = {
-    f"{EXAMPLES}:scale_rows_kernel": {
+    "elementwise": ("scale_rows", {"rows": 5, "cols": 640}, {
+        "make_args": f"lambda problem, device, seed: ({_OF_ROWS}, empty((problem.rows, problem.cols), "
+        "problem.dtype, device), 0.5)",
         "reference": "lambda x, out, factor: x.double() * factor",
-        "typical": '[{"dtype": "bfloat16", "rows": Pow2.edges(1, 4096), "cols": 4096}]',
-    },
-    f"{EXAMPLES}:row_mean_kernel": {
+    }),
+    "in-place": ("add_rows", {"rows": 5, "cols": 640}, {
+        "make_args": f"lambda problem, device, seed: ({_OF_ROWS}, {_OF_ROWS.replace('seed', 'seed + 1')})",
+        "reference": "lambda x, y: x.double() + y.double()",
+    }),
+    "row-reduction": ("row_mean", {"rows": 5, "cols": 128}, {
+        "args_fn": """lambda config, x, out, eps: (
+            x, out, eps, 1 << (x.shape[1] - 1).bit_length(), config["ROWS"]
+        )""",
+        "make_args": f"""lambda problem, device, seed: (
+            {_OF_ROWS}, empty((problem.rows,), "float32", device), 0.5
+        )""",
         "reference": "lambda x, out, eps: x.double().mean(1) + eps",
-        "typical": '[{"dtype": "bfloat16", "rows": Pow2.edges(1, 4096), "cols": 512}]',
-    },
-    f"{OWN}.norms.rms_norm:rms_norm_kernel": {
-        "reference": f"""lambda x, weight, out, eps, inside: (
-        {NORMED.format("x.double()", "x.double()")}
-    )""",
+    }),
+    "product": ("product", {"M": 5}, {
+        "search_space": _SPACE,
+        "args_fn": """lambda config, a, b, c: (
+            a, b, c, config["TM"], config["TN"], config["TK"], False
+        )""",
+        "make_args": f"lambda problem, device, seed: {_OF_PRODUCT.format('')}",
+        "typical": _TYPICAL,
+    }),
+    "persistent-product": ("persistent", {"M": 5}, {
+        "search_space": _SPACE,
+        "args_fn": """lambda config, a, b, c, M, N, K: (
+            a, b, c, M, N, K, config["TM"], config["TN"], config["TK"], 8
+        )""",
+        "make_args": f"lambda problem, device, seed: {_OF_PRODUCT.format('problem.M, problem.N, problem.K')}",
+        "typical": _TYPICAL,
+    }),
+    "attention": ("attention", {"queries": 20, "kv_length": 32}, {
+        "search_space": '[Config(constants={"TM": 16, "TN": tn}, hints={}) for tn in (16, 32)]',
+        "args_fn": """lambda config, q, k, v, out, lse, scale: (
+            q, k, v, out, lse, scale, q.shape[3], q.shape[1], config["TM"], config["TN"], 1
+        )""",
+        "make_args": """lambda problem, device, seed: (
+            randn((1, 2, problem.queries, 16), problem.dtype, device, seed),
+            randn((1, 2, problem.kv_length, 16), problem.dtype, device, seed + 1),
+            randn((1, 2, problem.kv_length, 16), problem.dtype, device, seed + 2),
+            empty((1, 2, problem.queries, 16), problem.dtype, device),
+            empty((1, 2, problem.queries), "float32", device),
+            0.25,
+        )""",
+        "reference": f"""lambda q, k, v, out, lse, scale: {{
+            "out": {_WEIGHTS.format("q.double()", "k.double()")} @ v.double(),
+            "lse": torch.logsumexp(q.double() @ k.double().mT * scale, -1),
+        }}""",
         "typical": """[
-        {"dtype": "bfloat16", "rows": Pow2.edges(1, 4096), "cols": 4096, "inside": 1}
-    ]""",
-    },
-    f"{OWN}.norms.fused_add_rms_norm:fused_add_rms_norm_kernel": {
-        "reference": f"""lambda x, residual, weight, eps, inside: {{
-        "residual": x.double() + residual.double(),
-        "x": {NORMED.format("(x.double() + residual.double())", "(x.double() + residual.double())")},
-    }}""",
+            {
+                "dtype": "bfloat16", "batch": 1, "heads": 2, "queries": [32, 64], "kv_length": 32,
+                "head_dim": 16,
+            }
+        ]""",
+    }),
+    "varlen-attention": ("varlen", {"tokens": 44, "longest": 40}, {
+        "problem": """lambda q, k, v, starts, out, longest, scale: {
+            "dtype": q.dtype, "tokens": q.shape[0], "heads": q.shape[1], "longest": longest,
+            "head_dim": q.shape[2],
+        }""",
+        "search_space": '[Config(constants={"TM": 16, "TN": tn}, hints={}) for tn in (16, 32)]',
+        "grid_fn": """lambda config, device, problem: (
+            ct.cdiv(problem.longest, config["TM"]), problem.heads, 2
+        )""",
+        "args_fn": """lambda config, q, k, v, starts, out, longest, scale: (
+            q, k, v, starts, out, longest, scale, q.shape[2], config["TM"], config["TN"]
+        )""",
+        "make_args": """lambda problem, device, seed: (
+            *(
+                randn((problem.tokens, problem.heads, problem.head_dim), problem.dtype, device, seed + place)
+                for place in range(3)
+            ),
+            torch.tensor([0, problem.longest, problem.tokens], dtype=torch.int32, device=device),
+            empty((problem.tokens, problem.heads, problem.head_dim), problem.dtype, device),
+            problem.longest,
+            0.25,
+        )""",
+        "reference": f"""lambda q, k, v, starts, out, longest, scale: torch.cat([
+            ({_WEIGHTS.format("a.double().transpose(0, 1)", "b.double().transpose(0, 1)")}
+             @ c.double().transpose(0, 1)).transpose(0, 1)
+            for a, b, c in zip(*(one.split([longest, len(one) - longest]) for one in (q, k, v)))
+        ])""",
         "typical": """[
-        {"dtype": "bfloat16", "rows": Pow2.edges(1, 4096), "cols": 4096, "inside": 1}
-    ]""",
-    },
-}
-"""All that an author writes of an elementwise or a reduction kernel."""
+            {"dtype": "bfloat16", "tokens": [64, 128], "heads": 2, "longest": 48, "head_dim": 16}
+        ]""",
+    }),
+    "grouped-product": ("grouped", {"rows": 44}, {
+        "search_space": _SPACE,
+        "make_args": """lambda problem, device, seed: (
+            randn((problem.rows, problem.K), problem.dtype, device, seed),
+            randn((problem.groups, problem.K, problem.N), problem.dtype, device, seed + 1),
+            torch.tensor([0, 7, 7, problem.rows], dtype=torch.int32, device=device),
+            empty((problem.rows, problem.N), problem.dtype, device),
+        )""",
+        "reference": """lambda x, w, starts, out: torch.cat([
+            x[start:stop].double() @ w[group].double()
+            for group, (start, stop) in enumerate(zip(starts.tolist(), starts.tolist()[1:]))
+        ])""",
+        "typical": '[{"dtype": "bfloat16", "rows": [16, 64], "N": 128, "K": 64, "groups": 3}]',
+    }),
+    "dual-product": ("dual", {"M": 5}, {
+        "search_space": _SPACE,
+        "make_args": """lambda problem, device, seed: (
+            randn((problem.M, problem.K), problem.dtype, device, seed),
+            randn((problem.K, problem.N), problem.dtype, device, seed + 1),
+            randn((problem.K, problem.N), problem.dtype, device, seed + 2),
+            empty((problem.M, problem.N), problem.dtype, device),
+        )""",
+        "typical": _TYPICAL,
+    }),
+}  # fmt: skip
+"""Of each kind a kernel, the sizes that it is run with, and what its author writes; other examples stay."""
 
 
 @pytest.mark.emulated
-@pytest.mark.parametrize("place", FILLED)
-def test_an_elementwise_or_reduction_kernel_takes_ten_own_lines(
-    place: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_template_whose_blanks_are_filled_declares_a_kernel_that_computes_the_right_result(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    assert sum(len(code.splitlines()) for code in FILLED[place].values()) <= 10
-    tunable = begun.imported(place, tmp_path, FILLED[place])
-    assert [declaration_problems(tunable, arch) for arch in begun.ARCHS] == [[], []]
-    problem = tunable.typical_problems[0].replaced(rows=5)
+    kernel, sizes, codes = FILLED[kind]
+    begun = begin(f"{EXAMPLES}:{kernel}_kernel")
+    assert begun.kind == kind  # the source proves it
+    text = filled(begun.text, codes)
+    makers = "from aot_tune.inputs import empty, randn\nimport cuda.tile as ct\nimport torch\n"
+    tunable = imported(text.replace("from aot_tune import", f"{makers}from aot_tune import", 1), tmp_path)
+    assert [declaration_problems(tunable, arch) for arch in ARCHS] == [[], []]
+    problem = tunable.typical_problems[0].replaced(**sizes)
     case = Case.make(tunable, problem, torch.device("cpu"), 1)
     case.prepare()
     emulator.run(tunable, case.args, tunable.default_config(SM90, problem), monkeypatch)
     assert case.check() is None
 
 
-def test_the_number_of_blocks_that_run_at_a_time_is_that_of_the_device(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+PROVEN = {"name", "package", "kernel", "args_fn", "outputs", "inplace", "reset"}
+"""The fields that are no blanks."""
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_each_template_imports_and_nothing_is_done_by_its_examples(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.syspath_prepend(tmp_path)
-    place = f"{EXAMPLES}:stepping_kernel"
-    resident = 'device.sm_count * config.hints["occupancy"]'
-    text = begin(place).text
-    assert "args_fn=lambda config, x, out, *, device: (" in text
-    assert f"        {resident},\n" in text
-    assert f"grid_fn=lambda config, device, problem: ({resident},)," in text
-    assert begun.outcome(place, tmp_path).mistakes == []
+    for kernel in ("scale_rows", "attention", "handed_away"):
+        begun = begin(f"{EXAMPLES}:{kernel}_kernel", kind)
+        tunable = imported(begun.text, tmp_path)
+        blanks = [field for field, _ in blanks_of(tunable)]
+        written = {field for field in tunable.__dataclass_fields__ if f"\n    {field}=" in begun.text}
+        assert written - set(blanks) <= PROVEN
+        assert sorted(begun.blanks) == sorted(blanks)
+        found = declaration_problems(tunable, SM90)
+        assert sorted(text.split()[1] for text in found) == sorted(blanks)
+        with pytest.raises(DeclarationError, match=r"grid_fn is blank: .*\n(.*\n)*.*typical is blank"):
+            tunable.launch(None)
 
 
-def test_strides_and_sizes_of_groups_are_blanks_since_they_are_guessed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.syspath_prepend(tmp_path)
-    blanks = dict(blanks_of(begun.imported(f"{EXAMPLES}:strided_kernel", tmp_path, {})))
-    assert blanks["search_space"].startswith("the configs to try; 8 for GROUP_SIZE is a guess by the name")
-    assert blanks["make_args"].endswith("the value of stride_x, where 1 is a guess")
-    assert blanks["typical"].endswith("; 1 for STEP is a guess")
+def test_every_example_kernel_can_be_begun_as_any_kind() -> None:
+    for name in [name for name in vars(example_kernels) if name.endswith("_kernel")]:
+        for kind in KINDS:
+            compile(begin(f"{EXAMPLES}:{name}", kind).text, name, "exec")
 
 
-def test_a_bool_that_guards_bounds_is_not_tried_as_false() -> None:
-    text = begin(f"{EXAMPLES}:guarded_kernel").text
-    assert '"CHECK_BOUNDS": True,' in text
-    assert '"TURNED": False,' in text
+def test_arguments_that_the_source_proves_are_handed_on_and_others_are_blank() -> None:
+    assert '\n    args_fn=lambda config, x, out, factor: (x, out, factor, config["TILE"]),\n' in (
+        begin(f"{EXAMPLES}:scale_rows_kernel").text
+    )
+    blanks = {field: whole for field, whole, _ in blanks_in(begin(f"{EXAMPLES}:row_mean_kernel").text)}
+    assert "the kernel's arguments; COLS: config[...] of one that is tuned" in blanks["args_fn"]
+    assert '(x, out, eps, ..., config["ROWS"])' in blanks["args_fn"]
+
+
+def test_an_outputs_shape_and_dtype_are_never_those_of_an_input_by_guess() -> None:
+    text = begin(f"{EXAMPLES}:quantise_kernel").text
+    assert '\n    outputs=("out", "scales"),\n' in text
+    (made,) = (example for field, _, example in blanks_in(text) if field == "make_args")
+    assert made.count("empty(..., ..., device)") == 2
+
+
+def test_what_a_function_without_source_is_given_leaves_the_outputs_blank() -> None:
+    text = begin(f"{EXAMPLES}:handed_away_kernel", "elementwise").text
+    (whole,) = (whole for field, whole, _ in blanks_in(text) if field == "outputs")
+    assert "x and out: given to a function whose source cannot be read" in " ".join(
+        whole.replace('"\n        "', "").split()
+    )
 
 
 # The verb ---------------------------------------------------------------------------------------------------
@@ -210,11 +263,27 @@ def told(*words: str) -> Result:
     return CliRunner().invoke(app, list(words))
 
 
+BLANKS = ["axes", "problem", "search_space", "grid_fn", "make_args", "reference", "typical"]
+"""What the source of an elementwise kernel cannot say, in the order of the text."""
+
+
 def test_new_prints_the_module_and_says_what_comes_next(mylib: Path) -> None:
     done = told("new", "mylib_to_begin.kernels:scale_kernel")
     assert done.exit_code == 0
     assert done.stdout == begin("mylib_to_begin.kernels:scale_kernel").text
-    assert "such as mylib_to_begin.scale, fill in reference, typical, then run aot-tune doctor" in done.stderr
+    fields = ", ".join(BLANKS)
+    assert f"such as mylib_to_begin.scale, fill in {fields}, then run aot-tune doctor" in done.stderr
+
+
+def test_a_kind_is_named_where_the_source_proves_none() -> None:
+    for kernel in ("column_sum", "count", "segments", "stepping", "handed_away"):
+        refused = told("new", f"{EXAMPLES}:{kernel}_kernel")
+        assert (refused.exit_code, refused.stdout) == (2, "")
+        assert f"name the nearest: --kind with one of {', '.join(KINDS)}" in refused.stderr
+        assert told("new", f"{EXAMPLES}:{kernel}_kernel", "--kind", "row-reduction").exit_code == 0
+    unknown = told("new", f"{EXAMPLES}:count_kernel", "--kind", "histogram")
+    assert unknown.exit_code == 2
+    assert f"there is no such kind; write one of {', '.join(KINDS)}" in unknown.stderr
 
 
 def test_new_writes_a_file_that_doctor_reads_and_tune_refuses(mylib: Path) -> None:
@@ -225,12 +294,14 @@ def test_new_writes_a_file_that_doctor_reads_and_tune_refuses(mylib: Path) -> No
     found = told(*command, "--arch", "sm90")
     assert found.exit_code == 1
     blank = [line for line in found.stdout.splitlines() if "blank" in line]
-    assert [line.partition(" is blank")[0] for line in blank] == ["[ ] reference", "[ ] typical"]
-    assert "the declaration is wrong" not in found.stdout
+    assert sorted(line.partition(" is blank")[0] for line in blank) == sorted(f"[ ] {one}" for one in BLANKS)
+    assert found.stdout.splitlines() == blank
+    for words in (["--json"], ["--problem", "rows=16"]):
+        assert told(*command, "--arch", "sm90", *words).exit_code == 1
     for verb in ("tune", "compile"):
         refused = told(verb, "--module", "mylib_to_begin.scale", "--arch", "sm90")
         assert refused.exit_code == 1
-        assert "scale: reference is blank: what out must hold after a launch" in refused.stderr
+        assert "scale: reference is blank: what out must hold after a launch" in refused.output
     assert "reference is blank" in told("check", "--module", "mylib_to_begin.scale").stdout
     assert not (mylib / "tuned_configs").exists()
 
@@ -338,28 +409,32 @@ def searched(mylib: Path) -> Path:
     return mylib
 
 
-def test_recorded_winners_and_problems_are_the_declarations(searched: Path) -> None:
-    done = told("new", RECORDED, "--out", "mylib_to_begin/rows.py")
+def test_recorded_winners_and_problems_are_the_declarations(searched: Path, tmp_path: Path) -> None:
+    done = told("new", RECORDED)
     assert done.exit_code == 0, done.output
     place = "tuned_configs/sm90/mylib_to_begin.recorded.rows_kernel.json (NVIDIA H200)"
     assert f"search_space and typical are of 3 recorded searches: {place}\n" in done.stderr
-    assert "fill in reference in" in done.stderr
-    module = importlib.import_module("mylib_to_begin.rows")
-    assert place in " ".join(str(module.__doc__).split())
-    (tunable,) = (value for value in vars(module).values() if isinstance(value, Tunable))
-    same = {"cols": 512, "DEEP": 2}
+    assert place in " ".join(done.stdout.partition("\n\n")[2].partition('"""')[0].split())
+    codes = {field: example for field, _, example in blanks_in(done.stdout)}
+    assert "search_space" not in codes
+    codes["args_fn"] = codes["args_fn"].replace("...", "2")  # FAST varied with the configs, DEEP did not
+    tunable = imported(filled(done.stdout, codes), tmp_path)
     assert [dict(one) for one in tunable.typical_problems] == [
-        {"dtype": "bfloat16", "rows": 512, **same},
-        {"dtype": "bfloat16", "rows": 700, **same},
-        {"dtype": "float16", "rows": 16, **same},
+        {"dtype": "bfloat16", "rows": 512, "cols": 512},
+        {"dtype": "bfloat16", "rows": 700, "cols": 512},
+        {"dtype": "float16", "rows": 16, "cols": 512},
     ]
     assert tunable.candidates(SM90, tunable.typical_problems[0]) == (
         Config(constants={"TILE": 256, "FAST": True}, hints={"occupancy": 4}),
         Config(constants={"TILE": 64, "FAST": True}, hints={"occupancy": 2}),
     )
-    assert declaration_problems(tunable, SM90) == [
-        f"{tunable.name}: {one.text}" for one in blank_mistakes(tunable)
-    ]
+    assert tunable.args_fn(tunable.candidates(SM90, tunable.typical_problems[0])[0], 1, 2) == (
+        1,
+        2,
+        256,
+        True,
+        2,
+    )
 
 
 def test_new_reads_tables_of_the_folder_that_is_named(searched: Path, tmp_path: Path) -> None:
@@ -403,5 +478,5 @@ def test_a_constant_that_followed_the_problem_leaves_a_blank(searched: Path) -> 
         if isinstance(array, Array)
     ]
     recorded_tables.write(searched / "tuned_configs", recorded_table(*entries))
-    text = begin(RECORDED).text
-    assert '"the configs to try; TILE followed the problem in the recorded searches"' in text
+    (whole,) = (whole for field, whole, _ in blanks_in(begin(RECORDED).text) if field == "search_space")
+    assert "TILE followed the problem in the recorded searches" in whole.replace('"\n        "', "")

@@ -31,9 +31,28 @@ def test_tiled_views_are_parts_of_their_arrays() -> None:
     assert accesses(facts) == [("load", "x"), ("store", "out")]
 
 
-def test_a_branch_that_a_constant_keeps_out_tells_no_sizes() -> None:
-    loads = [one for one in facts_of(example_kernels.product_kernel).accesses if one.parameter == "b"]
-    assert [one.tells_sizes for one in loads] == [False, True]
+def test_both_branches_are_followed_and_a_product_counts_once() -> None:
+    facts = facts_of(example_kernels.product_kernel)
+    assert [one.parameter for one in facts.accesses] == ["a", "b", "b", "c"]
+    assert len(facts.products) == 1
+
+
+def test_a_constant_is_a_tile_where_its_place_moves_and_none_covers_an_axis() -> None:
+    assert facts_of(example_kernels.product_kernel).tiles == ("TM", "TN", "TK")
+    assert facts_of(example_kernels.row_mean_kernel).tiles == ("ROWS",)
+    assert facts_of(example_kernels.gather_kernel).tiles == ()
+    assert facts_of(example_kernels.views_kernel).tiles == ("TILE",)
+
+
+def test_arrays_have_as_many_axes_as_they_are_indexed_along() -> None:
+    facts = facts_of(example_kernels.attention_kernel)
+    assert facts.arrays == ("q", "k", "v", "out", "lse")
+    assert [facts.rank(name) for name in facts.arrays] == [4, 4, 4, 4, 3]
+
+
+def test_an_array_whose_values_bound_a_loop_is_one_of_indices() -> None:
+    assert facts_of(example_kernels.segments_kernel).index_arrays == {"starts"}
+    assert facts_of(example_kernels.scale_rows_kernel).index_arrays == set()
 
 
 def test_atomic_operations_and_members_of_lists_are_found() -> None:
