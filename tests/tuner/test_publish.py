@@ -104,6 +104,14 @@ def test_entries_of_shapes_that_are_no_longer_declared_may_go() -> None:
     assert refusals(new, old, SCALE) == []
 
 
+def test_a_bucket_that_time_did_not_suffice_for_may_lack_its_entry() -> None:
+    old = samples.scale_table()
+    new = dataclasses.replace(old, entries=old.entries[1:])
+    assert refusals(new, old, SCALE, unreached=[old.entries[0].bucket]) == []
+    (reason,) = refusals(new, old, SCALE, unreached=[old.entries[1].bucket])
+    assert "lacks 1 of the 3 entries" in reason
+
+
 def test_predictions_may_replace_predictions() -> None:
     old = samples.scale_table()
     predicted = dataclasses.replace(

@@ -201,6 +201,16 @@ def test_the_hash_changes_with(load, name):
     assert source_hash(declared) != source_hash(load())
 
 
+@pytest.mark.parametrize("parameter", ["more=extra", "*, more=extra"])
+def test_a_default_that_a_maker_gives_counts_by_its_value(load, parameter):
+    """The name of the maker's argument has no value any more; the default has."""
+    made = _edited(
+        KERNEL, ("problem: Sizes)", f"problem: Sizes, {parameter})"), ("range(extra)", "range(more)")
+    )
+    assert source_hash(load(made)) == source_hash(load(made))
+    assert source_hash(load(made)) != source_hash(load(_edited(made, ("make_grid(1)", "make_grid(2)"))))
+
+
 @pytest.mark.parametrize("name", CHANGED_HELPERS)
 def test_the_hash_changes_in_a_helpers_module_with(load, name):
     declared = load(helpers=_edited(HELPERS, *CHANGED_HELPERS[name]))
