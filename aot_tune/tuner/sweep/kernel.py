@@ -16,7 +16,7 @@ card. Steps wait for all of their problems. What is chosen does not depend on wh
 number: results are put into the order of the plan before anything is chosen from them.
 
 Compilations go on meanwhile. A result that the journal holds is not measured again. Winners are verified once
-more in a fresh process when the table is known (`KernelSweep.recheck`). When a member of the portfolio is
+more in a fresh process when the table is known (`KernelSweep.table`). When a member of the portfolio is
 found wrong, the portfolio is chosen again without it and what is new is measured, until no member falls.
 
 A problem that cannot be opened in the worker is left out, with its reason, and the others go on. Where time
