@@ -1,4 +1,4 @@
-"""The shipped kernels: host functions that take PyTorch tensors, and the declarations that tune them."""
+"""Shipped kernels: host functions that take PyTorch tensors, and declarations that tune them."""
 
 # ruff: noqa: E402 - the modules imported below import cuda.tile
 from aot_tune.nvidia.cutile import allow_no_temporary_folder

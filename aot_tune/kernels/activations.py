@@ -1,4 +1,4 @@
-"""Activation functions for float32 tiles in kernels, and in float64 as references. Knows no kernel.
+"""Activation functions for float32 tiles in kernels, and in float64 as references. Imports no kernel.
 
 The exponential and the division are the GPU's approximations (ex2.approx, 2 ulp; rcp.approx, 1 ulp): 5
 instructions for a SiLU in place of 37 with branches. Relative errors stay below 5e-6 where the result is
@@ -18,11 +18,11 @@ from aot_tune.errors import LaunchError
 NONE, RELU, SILU, GELU, GELU_TANH = range(5)
 
 NUMBERS = {"none": NONE, "relu": RELU, "silu": SILU, "gelu": GELU, "gelu_tanh": GELU_TANH}
-"""Name of an activation, as host functions take it, to its number, as `apply` takes it: a ``ct.Constant``
+"""Activation's name, as host functions take it, to its number, as `apply` takes it: a ``ct.Constant``
 cannot be a string."""
 
 NAMES = tuple(NUMBERS)
-"""The name of each number. A launch takes the number and passes it on to the kernel."""
+"""Name of each number. A launch takes the number and passes it on to the kernel."""
 
 
 def check_activation(kernel: str, activation: str, *allowed: str) -> None:
@@ -48,22 +48,22 @@ def apply(x: Any, activation: Any) -> Any:
 
 
 def relu(x: Any) -> Any:
-    """max(x, 0), and NaN for NaN, as in torch."""
+    """Return max(x, 0), and NaN for NaN, as in torch."""
     return ct.maximum(x, 0.0, propagate_nan=True)
 
 
 def silu(x: Any) -> Any:
-    """Swish: x sigmoid(x)."""
+    """Return Swish: x sigmoid(x)."""
     return _times_sigmoid(x, x)
 
 
 def gelu_tanh(x: Any) -> Any:
-    """GELU's tanh form: x (1 + tanh u) / 2 = x sigmoid(2 u), where u = sqrt(2 / pi) (x + 0.044715 x^3)."""
+    """Return GELU's tanh form: x (1 + tanh u) / 2 = x sigmoid(2 u), u = sqrt(2 / pi) (x + 0.044715 x^3)."""
     return _times_sigmoid(x, x * (1.5957691216057308 + 0.07135481282743617 * x * x))
 
 
 def gelu(x: Any) -> Any:
-    """GELU: x Phi(x), Phi being the normal distribution; ``torch.nn.functional.gelu`` computes it with erf.
+    """Return GELU: x Phi(x), Phi being the normal distribution; ``torch.nn.functional.gelu`` uses erf.
 
     cuda.tile has no erf. The lower tail is Phi(-|x|) = t P(t) exp(-x^2 / 2) with t = 1 / (1 + 0.3 |x|): the
     form of Abramowitz and Stegun 7.1.26. P is fitted anew to a relative error of 1.3e-7 for |x| up to 13.5
@@ -83,7 +83,7 @@ def gelu(x: Any) -> Any:
 
 
 def _times_sigmoid(x: Any, y: Any) -> Any:
-    """The quotient x / (1 + exp(-y)): 0, the right result, where exp overflows."""
+    """Return x / (1 + exp(-y)): 0, the right result, where exp overflows."""
     return _over(x, 1.0 + ct.exp2(y * -1.4426950408889634, flush_to_zero=True))
 
 

@@ -1,4 +1,4 @@
-"""Turn host functions into PyTorch operators, for torch.compile and other tracers. Knows no kernel.
+"""Turn host functions into PyTorch operators, for torch.compile and other tracers. Imports no kernel.
 
 An eager call goes straight to the host function. While torch.compile, torch.export or a fake tensor mode
 traces, the same call becomes the operator: one node of the graph. Its schema lists the arguments that it
@@ -26,7 +26,7 @@ P = ParamSpec("P")
 R = TypeVar("R")
 
 _LIBRARY: Any = torch.library.Library("aot_tune", "FRAGMENT")  # type: ignore[no-untyped-call]
-"""Kept for the life of the process: its operators would be removed with it."""
+"""Library of the operators, kept for the life of the process: they would be removed with it."""
 
 
 def define(
@@ -63,11 +63,11 @@ def define(
 
 
 class _OnlyRunsKnow(Exception):
-    """A size depends on data, so only a run can check it."""
+    """A size that depends on data; only a run can check it."""
 
 
 def _as_traced(value: Any) -> Any:
-    """An argument for `check`, each symbolic size replaced by its value in the traced call.
+    """Return an argument for `check`: each symbolic size is replaced by its value in the traced call.
 
     So no check leaves a guard on a size, which may differ in other runs. Strides are left to the run, since a
     compiler may choose others.
@@ -83,7 +83,7 @@ def _as_traced(value: Any) -> Any:
 
 
 def traces() -> bool:
-    """Whether a call becomes an operator: torch.compile or torch.export is tracing, or tensors are fake."""
+    """Whether a call becomes an operator: under torch.compile or torch.export, or with fake tensors."""
     return is_compiling() or bool(_modes() and any(_mode(key) is not None for key in _TRACING))
 
 
@@ -174,7 +174,7 @@ def _with_out(arguments: str) -> str:
 
 
 def _discarding(host: Callable[..., Any]) -> Callable[..., None]:
-    """A function that drops the result of `host`: an operator must not return its own arguments."""
+    """Wrap `host` to drop its result: an operator must not return its own arguments."""
 
     def run(*args: Any, **kwargs: Any) -> None:
         host(*args, **kwargs)
@@ -183,4 +183,4 @@ def _discarding(host: Callable[..., Any]) -> Callable[..., None]:
 
 
 def _nothing(*args: Any, **kwargs: Any) -> None:
-    """The fake implementation of an operator that only changes its arguments."""
+    """Do nothing: the fake implementation of an operator that only changes its arguments."""

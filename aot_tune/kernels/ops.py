@@ -1,4 +1,4 @@
-"""The public host functions, each also a PyTorch operator: ``torch.ops.aot_tune.rms_norm`` and so on.
+"""Public host functions, each also a PyTorch operator: ``torch.ops.aot_tune.rms_norm`` and so on.
 
 `operators` explains when a call becomes the operator: only while a tracer such as torch.compile traces it.
 """

@@ -67,8 +67,8 @@ def attention_decode(
         block_table: (batch, max_pages), int32: the pages of each sequence in order. Entries beyond a
             sequence's last page, or before its window, are not used.
         seq_lens: (batch,), int32: keys of each sequence, 0 to max_pages * page_size.
-        scale: The factor of the scores, a finite number; None stands for head_dim ** -0.5.
-        window: Number of last keys that a sequence attends to, its own included; None stands for all.
+        scale: The factor of the scores, a finite number; None means head_dim ** -0.5.
+        window: Number of last keys that a sequence attends to, its own included; None means all.
         return_lse: Whether to return the log-sum-exp of the scores too.
         out: The result, of the shape and dtype of `q`; it must share no memory with the others. A new tensor
             is made if it is None.
@@ -78,7 +78,7 @@ def attention_decode(
         natural logarithm of the sum of the exponentials of the scaled scores; -inf for an empty sequence.
 
     Raises:
-        LaunchError: An argument cannot be launched; the error names it and says what to pass.
+        LaunchError: An argument cannot be launched; the error names it and what to pass.
     """
     scale, window = check_attention_decode(
         q, k_cache, v_cache, block_table, seq_lens, scale=scale, window=window, out=out
@@ -161,7 +161,7 @@ _LARGEST_GROUP = 64
 
 
 def _scratch(q: torch.Tensor, kv_heads: int) -> torch.Tensor:
-    """Memory for the exchange between blocks: (blocks, words of a block), int64, zero between launches.
+    """Return memory for the exchange of blocks: (blocks, words of a block), int64, zero between launches.
 
     It is large enough for every config, since the launch chooses one only later.
     """
@@ -252,7 +252,7 @@ def _reference(
     return {
         "out": Close(value=value, rtol=eps, atol=2 * eps * value.square().mean().sqrt().item()),
         "lse": Close(value=log_sums, rtol=1e-5, atol=1e-4),
-        # Blocks set to zero all that they told each other: the next launch must find zeros.
+        # Blocks set to zero all that they exchanged: the next launch must find zeros.
         "scratch": Close(value=torch.zeros_like(scratch), rtol=0.0, atol=0.0),
     }
 
@@ -261,7 +261,7 @@ def _shapes(
     heads: int, kv_heads: int, *, head_dim: int = 128, page_size: int = 16, dtype: str = "bfloat16",
     contexts: Sequence[int] = (2048, 8192, 32768), windowed: bool = False,
 ) -> Iterator[dict[str, object]]:  # fmt: skip
-    """The problems of a model; every size between two of them is at most a doubling away from one."""
+    """Return a model's problems; every size between two of them is at most a doubling away from one."""
     for batch, context in itertools.product((1, 8, 64, 256), contexts):
         if 4 * batch * context * kv_heads * head_dim <= _MOST_CACHE_BYTES:
             yield {
@@ -310,5 +310,5 @@ attention_decode_tunable = Tunable(
         *_shapes(32, 8, dtype="float16", contexts=(8192,)),  # Llama 3.1 8B, run in float16 (AWQ, GPTQ)
     ],
 )
-"""The declaration. Its `launch` takes q, k_cache, v_cache, block_table, seq_lens, out, lse, scratch (zeros to
-work in), scale and window."""
+"""Declaration of attention_decode. Its `launch` takes q, k_cache, v_cache, block_table, seq_lens, out, lse,
+scratch (zeros to work in), scale and window."""

@@ -1,4 +1,4 @@
-"""Splits and tiles of attention_decode: search space, default, legality. Pure; knows no kernel."""
+"""Splits and tiles of attention_decode: search space, default, legality. Pure: imports no kernel."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _TILES = (64, 128)
 an occupancy of 1 or 2). The matrix units of sm90 and sm100 take at least 64 rows."""
 
 _NARROW = 64
-"""The smaller head_dim."""
+"""Smaller of the two head_dims."""
 
 _MOST_LOOPING = 3
 """Blocks of a multiprocessor, at most, whose loads run ahead; windows loaded at once allow one more."""
@@ -76,12 +76,12 @@ def _config(splits: int, balanced: bool, tile_n: int, gather: bool, num_ctas: in
 
 
 def space(arch: Arch, problem: Problem) -> tuple[Config, ...]:
-    """All candidates of an arch."""
+    """Return all candidates of an arch."""
     return _space(arch)
 
 
 def default(arch: Arch, problem: Problem) -> Config:
-    """Equal parts; or, where these are not legal, two blocks a multiprocessor. Gathers pages if it can."""
+    """Choose equal parts or, where not legal, two blocks a multiprocessor. Gathers pages if it can."""
     tile, gather = _TILES[0], _gathers(arch, problem)
     equal = min(_wanted(arch, problem), _most_splits(arch, problem, tile))
     balanced = _config(equal, True, tile, gather, 1, 2)
@@ -93,7 +93,7 @@ def default(arch: Arch, problem: Problem) -> Config:
 
 
 def _wanted(arch: Arch, problem: Problem) -> int:
-    """Splits for equal parts, 2 or more: the share of each sequence in two blocks a multiprocessor."""
+    """Return the splits for equal parts, 2 or more: each sequence's share in two blocks a multiprocessor."""
     return max(edge(-(-2 * Device.reference(arch).sm_count // _pairs(problem))), 2)
 
 
@@ -145,7 +145,7 @@ def loads_at_once(config: Config, page_size: int, context: int, windowed: bool) 
 
 
 def tile_of_sequences(config: Config, sequences: int, kv_heads: int, windowed: bool) -> int:
-    """Size of the tile of sequences that are cut into equal parts or sorted by length; 0 for neither."""
+    """Return the tile size for sequences that are cut into equal parts or sorted by length; 0 for neither."""
     if config["balanced"]:
         return _TILE_OF_FEW if sequences <= _FEW_SEQUENCES else MOST_SEQUENCES
     ordered = _FEW_SEQUENCES < sequences <= _MOST_ORDERED and not windowed
@@ -153,7 +153,7 @@ def tile_of_sequences(config: Config, sequences: int, kv_heads: int, windowed: b
 
 
 def _constants(config: Config) -> tuple[int, int, bool]:
-    """splits, tile_n and gather of a config."""
+    """Return splits, tile_n and gather of a config."""
     return int(config["splits"]), int(config["tile_n"]), bool(config["gather"])
 
 
@@ -164,7 +164,7 @@ def _evened_out(arch: Arch, problem: Problem) -> bool:
 
 
 def _balanced_misfit(config: Config, arch: Arch, problem: Problem) -> str | None:
-    """Why a bucket's sequences should not be cut into equal parts in this way, or None."""
+    """Return why a bucket's sequences should not be cut into equal parts in this way, or None."""
     if not _evened_out(arch, problem):
         return (
             f"{_pairs(problem)} sequences and heads; equal parts are for 2 to {MOST_SEQUENCES} sequences of "
@@ -184,7 +184,7 @@ def _balanced_misfit(config: Config, arch: Arch, problem: Problem) -> str | None
 
 
 def _does_not_fit(config: Config, arch: Arch) -> str | None:
-    """Why a config is not for an arch, or None."""
+    """Return why a config is not for an arch, or None."""
     splits, tile_n, gather = _constants(config)
     num_ctas, occupancy = config.hints.get("num_ctas", 1), config.hints.get("occupancy", 1)
     if num_ctas > 1 and (arch < Arch(10, 0) or occupancy > 1):
@@ -204,7 +204,7 @@ def _does_not_fit(config: Config, arch: Arch) -> str | None:
 
 
 def _does_not_suit(config: Config, arch: Arch, problem: Problem) -> str | None:
-    """Why a config does not suit a problem's bucket, or None; the default always suits."""
+    """Return why a config does not suit a problem's bucket, or None; the default always suits."""
     (splits, tile_n, gather), page_size = _constants(config), problem.size("page_size")
     wide = problem.size("head_dim") > _NARROW
     if gather and tile_n <= page_size:
@@ -257,7 +257,7 @@ does one without splits, which alone is the same for every batch."""
 
 
 def _splits_between(arch: Arch, problem: Problem, tile_n: int) -> tuple[int, int]:
-    """Fewest and most splits worth a trial: half the multiprocessors busy, and 4 or 8 times as many."""
+    """Return the range of splits worth a trial: half the multiprocessors busy, to 4 or 8 times as many."""
     most, sms, pairs = (
         _most_splits(arch, problem, tile_n), Device.reference(arch).sm_count, _pairs(problem)
     )  # fmt: skip
@@ -266,7 +266,7 @@ def _splits_between(arch: Arch, problem: Problem, tile_n: int) -> tuple[int, int
 
 
 def _most_splits(arch: Arch, problem: Problem, tile_n: int) -> int:
-    """Splits, at most: limited by a sequence's tiles, the workspace and what half a GPU runs at once."""
+    """Limit the splits by a sequence's tiles, the workspace and what half a GPU runs at once."""
     if _is_short_window(arch, problem):
         return 1
     blocks, sms = min(_MOST_BLOCKS, places(problem)), Device.reference(arch).sm_count
@@ -276,17 +276,17 @@ def _most_splits(arch: Arch, problem: Problem, tile_n: int) -> int:
 
 
 def _pairs(problem: Problem) -> int:
-    """Sequences times KV heads, for all sizes of a bucket."""
+    """Return sequences times KV heads, for all sizes of a bucket."""
     return edge(problem.size("batch")) * problem.size("kv_heads")
 
 
 def blocks(config: Config, problem: Problem) -> int:
-    """Parts of all sequences and heads, at most."""
+    """Return the most parts of all sequences and heads."""
     return problem.size("batch") * problem.size("kv_heads") * int(config["splits"])
 
 
 def blocks_on(config: Config, device: Device, problem: Problem) -> int:
-    """Blocks of a launch on a GPU; for equal parts a multiple of what the GPU runs at once."""
+    """Count the blocks of a launch on a GPU; for equal parts a multiple of what the GPU runs at once."""
     if not config["balanced"]:
         return blocks(config, problem)
     pairs, slots = problem.size("batch") * problem.size("kv_heads"), at_once(config, device)
@@ -294,7 +294,7 @@ def blocks_on(config: Config, device: Device, problem: Problem) -> int:
 
 
 def checked_blocks(config: Config, device: Device, problem: Problem) -> int:
-    """Blocks of a launch on a GPU.
+    """Count the blocks of a launch on a GPU.
 
     Raises:
         LaunchError: There are too many sequences for equal parts, or their blocks on this GPU exceed the

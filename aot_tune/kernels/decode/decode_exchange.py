@@ -1,4 +1,4 @@
-"""Tile code: exchange the results of a sequence's parts between blocks, and combine them. Knows no kernel.
+"""Tile code: exchange the results of a sequence's parts between blocks, and combine them. Imports no kernel.
 
 Nothing releases or acquires: release-joins-loads (README). A word that a block has stored shows by itself
 that it has arrived: the workspace is zero between launches, and no stored word is zero. A block that combines
@@ -18,16 +18,16 @@ import cuda.tile as ct
 from aot_tune.kernels.decode.decode_workspace import MOST_APART
 
 NOTHING = -1e30
-"""The largest score where there are no keys. It is finite, so that its difference to itself is 0."""
+"""Largest score where there are no keys. It is finite, so that its difference to itself is 0."""
 
 _NEVER_SO_MANY = 20
-"""Words that a block waits for are fewer than 2 to this power."""
+"""Binary logarithm of a bound on the words that a block waits for."""
 
 _MINUS_ZERO = -(2**31)
-"""The bits of -0.0, as int32."""
+"""Bits of -0.0, as int32."""
 
 _LOWER = 2**32 - 1
-"""The lower half of a word."""
+"""Lower half of a word."""
 
 
 _MOST_ASKED = 2048

@@ -1,4 +1,4 @@
-"""Sizes of what the blocks of attention_decode store for each other. Pure; knows no kernel."""
+"""Sizes of the memory for the exchange between blocks of attention_decode. Pure: imports no kernel."""
 
 from __future__ import annotations
 
@@ -30,23 +30,23 @@ _WIDTH_OF_MANY = 32
 
 
 def rows(group: int) -> int:
-    """Columns of a tile that holds a group of queries."""
+    """Return the columns of a tile that holds a group of queries."""
     return max(edge(group), FEWEST_ROWS)
 
 
 def left(columns: int, head_dim: int) -> int:
-    """Words that a block stores for others: one for each number of a result."""
+    """Count the words that a block stores for others: one for each number of a result."""
     return columns * head_dim
 
 
 def places(problem: Problem) -> int:
-    """Blocks whose results the workspace holds."""
+    """Count the blocks whose results the workspace holds."""
     columns = rows(problem.size("heads") // problem.size("kv_heads"))
     return MOST_LEFT // left(columns, problem.size("head_dim"))
 
 
 def width_of_slice(splits: int, queries: int, head_dim: int) -> int:
-    """Numbers of a result that a block combines at a time, from up to `splits` parts; for kernels too."""
+    """Return the numbers of a result that a block combines at a time, from up to `splits` parts."""
     if splits > MOST_APART:
         return max(_WIDTH_OF_MANY, queries)
     return min(max(_AT_A_TIME // splits, _THREADS), head_dim * queries)

@@ -49,7 +49,7 @@ def _scores(q: Any, k: Any, scale: Any) -> Any:
 
 
 def _attended(at: Any, count: Any, begin: Any, end: Any) -> Any:
-    """Which of `count` keys, the first at position `at`, are from `begin` to before `end`: (count, 1)."""
+    """Return which of `count` keys, the first at `at`, are from `begin` to before `end`: (count, 1)."""
     return _from_to((at + ct.arange(count, dtype=ct.int32)).reshape((count, 1)), begin, end)
 
 
@@ -84,7 +84,7 @@ def _write(out: Any, lse: Any, place: Any, group: Any, at: Any, result: Any, log
 
 
 def _queries(q: Any, place: Any, group: Any, head_dim: Any, rows: Any) -> Any:
-    """The queries of a KV head, a column each; surplus columns are zeros."""
+    """Load the queries of a KV head, a column each; surplus columns are zeros."""
     seq, head = place
     return ct.load(
         q.slice(1, head * group, head * group + group), (seq, 0, 0), (1, head_dim, rows),
@@ -95,7 +95,7 @@ def _queries(q: Any, place: Any, group: Any, head_dim: Any, rows: Any) -> Any:
 def _attend_part(
     q: Any, caches: Any, block_table: Any, place: Any, keys: Any, tiles: Any, scale: Any, sizes: Any
 ) -> Any:
-    """The result for the keys of some tiles, and the log2 of the sum of their scores' exponentials."""
+    """Return the result for the keys of some tiles, and the log2 of the sum of their scores' exponentials."""
     begin, end = keys
     group, rows, head_dim, page_size, tile_n, gather = sizes
     queries = _queries(q, place, group, head_dim, rows)

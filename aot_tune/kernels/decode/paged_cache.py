@@ -1,4 +1,4 @@
-"""Tile code: read the keys and values of a sequence from the pages of a cache. Knows no kernel.
+"""Tile code: read the keys and values of a sequence from the pages of a cache. Imports no kernel.
 
 Page numbers beyond the end of a sequence may be anything. A page that is not in the cache loads zeros, and a
 page of another sequence must be masked by the caller. Page numbers are loaded one by one, as scalars, and not
@@ -13,17 +13,17 @@ from typing import Any
 import cuda.tile as ct
 
 _NARROW = 64
-"""The smaller head_dim. Keys of 128 numbers fill the shared memory without a latency hint."""
+"""Smaller of the two head_dims. Keys of 128 numbers fill the shared memory without a latency hint."""
 
 _SHORT, _OF_SHORT, _OF_LONG = 64, 8, 3
-"""The keys of the shorter tile, and the latency hints for loads of narrow keys in tiles of that length and in
+"""Keys of the shorter tile, and latency hints for loads of narrow keys in tiles of that length and in
 longer ones: latency-sets-depth (README). With 8, shared memory would hold a single longer tile of keys."""
 
 TILES_BETWEEN = 2
 """Tiles that hold the pages between the first and the last of a window of two tiles."""
 
 _OF_A_PAGE = 6
-"""The latency hint for loads of a page or a part of a page: latency-sets-depth (README)."""
+"""Latency hint for loads of a page or a part of a page: latency-sets-depth (README)."""
 
 
 def keys_and_values(
@@ -62,7 +62,7 @@ def keys_and_values(
 
 
 def page_numbers(block_table: Any, seq: Any, tile: Any, page_size: Any, tile_n: Any) -> Any:
-    """The page numbers of the `tile`-th `tile_n` keys of a sequence, as scalars.
+    """Return the page numbers of the `tile`-th `tile_n` keys of a sequence, as scalars.
 
     Pages outside of the table get its first or last number: so any tile may be asked for, even one beyond the
     end of a sequence or of the table.
@@ -76,7 +76,7 @@ def page_numbers(block_table: Any, seq: Any, tile: Any, page_size: Any, tile_n: 
 
 
 def pages_of_window(block_table: Any, keys: Any, page_size: Any) -> Any:
-    """Positions in a row of the table of the first and the last page of `keys`, (begin, end).
+    """Return the positions in a table row of the first and the last page of `keys`, (begin, end).
 
     A sequence without keys gets a page too, all of whose keys must be masked.
     """
@@ -86,13 +86,13 @@ def pages_of_window(block_table: Any, keys: Any, page_size: Any) -> Any:
 
 
 def ends_of_window(first: Any, last: Any, count: Any) -> Any:
-    """Positions of the first and the last page of a window, in a tile of `count`; -1 stands for no page."""
+    """Return the positions of a window's first and last page, in a tile of `count`; -1 is no page."""
     place = ct.arange(count, dtype=ct.int32)
     return ct.where(place == 0, first, ct.where((place == 1) & (first < last), last, -1))
 
 
 def between_ends(first: Any, tile: Any, count: Any) -> Any:
-    """Positions of the `tile`-th `count` pages between a window's first and last, also beyond the last."""
+    """Return the positions of the `tile`-th `count` pages between a window's ends, also beyond the last."""
     return first + 1 + tile * count + ct.arange(count, dtype=ct.int32)
 
 

@@ -1,4 +1,4 @@
-"""Tile code: find which part of which sequence a block reads. Knows no kernel.
+"""Tile code: find which part of which sequence a block reads. Imports no kernel.
 
 Either each sequence has the same number of parts, or all parts are about equally long. For equal parts every
 block finds its own from the lengths of all sequences, so that one launch does it all and a CUDA graph replays
@@ -14,7 +14,7 @@ import cuda.tile as ct
 
 
 def span(length: Any, window: Any, tile_n: Any) -> Any:
-    """The first of the last `window` keys of a sequence, and how many tiles hold them.
+    """Return the first of the last `window` keys of a sequence, and how many tiles hold them.
 
     Args:
         length: Keys of the sequence, or a tile of the lengths of several.
@@ -133,7 +133,7 @@ def tiles_of_part(
 
 
 def longest_first(seq_lens: Any, place: Any, most: Any) -> Any:
-    """The index of the sequence that comes `place`-th if the longest is first; equal ones keep their order.
+    """Return the `place`-th sequence's index, the longest first; equal lengths keep their order.
 
     Args:
         seq_lens: (sequences,), int32.
@@ -152,7 +152,7 @@ def longest_first(seq_lens: Any, place: Any, most: Any) -> Any:
 def _cut(
     seq_lens: Any, sequences: Any, heads: Any, window: Any, tile_n: Any, splits: Any, count: Any, size: Any
 ) -> Any:
-    """The sequence that the present block reads, the blocks of those before it, the share, and all blocks.
+    """Return the present block's sequence, the blocks of those before it, the share, and all blocks.
 
     Looks at `count` tiles of `size` sequences, which hold all sequences.
     """

@@ -89,7 +89,7 @@ def gated_activation(
         `out`, or the new tensor.
 
     Raises:
-        LaunchError: An argument cannot be launched; the error names it and says what to pass.
+        LaunchError: An argument cannot be launched; the error names it and what to pass.
     """
     check_gated_activation(x, activation=activation, out=out)
     written = x.new_empty((*x.shape[:-1], x.shape[-1] // 2)) if out is None else out
@@ -142,7 +142,7 @@ _MANY_TILES = ((1024, 4), (2048, 4), (2048, 8), (4096, 8))
 """(elements of a block, num_worker_warps): each thread has 16 bytes of gate and of up, once or twice."""
 
 _OCCUPANCIES = (1, 4, 8)
-"""Some of those that NVIDIA's TileGym searches (ops/cutile/silu_and_mul.py): occupancy-code (README)."""
+"""Occupancies to search, some of NVIDIA's TileGym (ops/cutile/silu_and_mul.py): occupancy-code (README)."""
 
 _FEW = 2**20
 """Elements of a problem below which tiles of 256 are searched: on an H200 they won up to 64 rows of 14336."""
@@ -157,7 +157,7 @@ _RAGGED_WIDTH = 256
 """Columns of a tile, at least, where bounds are checked in any case."""
 
 _MOST_EVEN_ROWS = 16
-"""Rows of a tile, at most, of an `even` grid: the signature already says whether 16 divides all rows."""
+"""Most rows of a tile of an `even` grid: the signature already states whether 16 divides all rows."""
 
 
 def _config(tile: int, warps: int, occupancy: int = _OCCUPANCIES[0]) -> Config:
@@ -171,7 +171,7 @@ _FEW_SPACE, _MANY_SPACE = (
 
 
 def _elements(problem: Problem) -> int:
-    """Elements of the result, the same number for all problems of a bucket."""
+    """Return the elements of the result, the same number for all problems of a bucket."""
     return edge(problem.size("rows")) * problem.size("cols")
 
 
@@ -197,7 +197,7 @@ def _problem(x: torch.Tensor, out: torch.Tensor, activation: int) -> Mapping[str
 
 
 def _width(config: Config, rows: int, cols: int) -> int:
-    """Columns of a tile: the largest power of two that divides the row, if that is wide enough.
+    """Return a tile's columns: the largest power of two that divides the row, if that is wide enough.
 
     It is wider where the tile would be taller than all rows, or where the blocks along a row would exceed the
     grid. All problems of a bucket get the same width.
@@ -210,7 +210,7 @@ def _width(config: Config, rows: int, cols: int) -> int:
 
 
 def _blocks(config: Config, rows: int, cols: int) -> tuple[int, int]:
-    """Blocks down the rows and along them."""
+    """Return the blocks down the rows and along them."""
     width = _width(config, rows, cols)
     return -(-rows // (int(config["tile"]) // width)), -(-cols // width)
 
@@ -282,5 +282,5 @@ gated_activation_tunable = Tunable(
         _sizes(2624, activation="gelu", rows=_ROWS[4:]),  # ModernBERT large, which never decodes
     ],
 )
-"""The declaration. ``gated_activation_tunable.launch(x, out, activation)`` takes x as (rows, 2 * cols), out
-as (rows, cols), and the activation by its number."""
+"""Declaration: ``gated_activation_tunable.launch(x, out, activation)`` takes x as (rows,
+2 * cols), out as (rows, cols), and the activation by its number."""

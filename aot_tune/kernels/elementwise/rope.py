@@ -58,7 +58,7 @@ def rope(
         `q` and `k`, changed.
 
     Raises:
-        LaunchError: An argument cannot be launched; the error names it and says what to pass.
+        LaunchError: An argument cannot be launched; the error names it and what to pass.
     """
     check_rope(q, k, cos, sin, interleaved=interleaved)
     if q.shape[0]:
@@ -119,14 +119,14 @@ each thread. With fewer the larger, partly empty tile is better."""
 
 
 def _tile_heads(config: Config, heads: int, rotary_dim: int) -> int:
-    """Heads of a tile: a power of two that divides the heads, if it is large enough, such as 8 of 40."""
+    """Return a tile's heads: a power of two that divides the heads, if large enough, such as 8 of 40."""
     tile = min(edge(heads), int(config["tile_heads"]))
     exact = min(tile, heads & -heads)
     return exact if exact * edge(rotary_dim) >= _LEAST_ELEMENTS else tile
 
 
 def _blocks(config: Config, problem: Problem) -> tuple[int, int]:
-    """Tokens, and blocks of each token: one where one tile holds all heads of queries and one all of keys."""
+    """Return tokens, and blocks of each token: one where one tile holds all heads of queries, one of keys."""
     each = (problem.size("heads"), problem.size("kv_heads"))
     tiles = [-(-heads // _tile_heads(config, heads, problem.size("rotary_dim"))) for heads in each]
     return problem.size("tokens"), 1 if tiles == [1, 1] else sum(tiles)
@@ -231,7 +231,7 @@ def _shapes(
     *, heads: int, kv_heads: int, head_dim: int = 128, rotary_dim: int = 0, interleaved: bool = False,
     dtype: str = "bfloat16",
 ) -> dict[str, object]:  # fmt: skip
-    """The problems of a model; a rotary_dim of 0 stands for all of head_dim."""
+    """Return a model's problems; a rotary_dim of 0 is all of head_dim."""
     return {
         "dtype": dtype, "interleaved": interleaved, "tokens": _TOKENS, "heads": heads, "kv_heads": kv_heads,
         "head_dim": head_dim, "rotary_dim": rotary_dim or head_dim,
@@ -269,4 +269,4 @@ rope_tunable = Tunable(
         _shapes(heads=32, kv_heads=2, rotary_dim=64, interleaved=True),  # GLM-4 9B
     ],
 )
-"""The declaration. ``rope_tunable.launch(q, k, cos, sin, interleaved)`` takes what `rope` takes."""
+"""Declaration: ``rope_tunable.launch(q, k, cos, sin, interleaved)`` takes what `rope` takes."""

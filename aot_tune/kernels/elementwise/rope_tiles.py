@@ -71,14 +71,14 @@ def _rotate(x: Any, token: Any, tile: Any, loaded: Any, shape: Any, angles: Any,
 
 
 def _halves(x: Any, half: Any, whole: Any) -> Any:
-    """The arrays that hold the first and the second half of each head, and the tile index of the second."""
+    """Return the arrays of the first and the second half of each head, and the tile index of the second."""
     if whole:
         return x, x, 1
     return _elements(x, 0, half, False), _elements(x, half, 2 * half, False), 0
 
 
 def _elements(x: Any, start: Any, stop: Any, whole: Any) -> Any:
-    """A slice of the elements of each head, or all of `x` where the elements fill a `whole` tile."""
+    """Slice the elements of each head, or return `x` where the elements fill a `whole` tile."""
     if whole:
         return x
     return x.slice(2, ct.astype(start, ct.int64), ct.astype(stop, ct.int64))  # narrow-offsets (README)

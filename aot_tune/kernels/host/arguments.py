@@ -1,4 +1,4 @@
-"""Check the arguments of host functions; each error names the argument and what to pass. Knows no kernel."""
+"""Check the arguments of host functions; errors name the argument and what to pass. Imports no kernel."""
 
 from __future__ import annotations
 
@@ -11,13 +11,13 @@ from aot_tune.errors import LaunchError
 from aot_tune.kernels.host.overlap import share
 
 LARGEST_INDEX = 2**31 - 1
-"""The largest size or stride that a kernel takes: narrow-sizes (README).
+"""Largest size or stride that a kernel takes: narrow-sizes (README).
 
 Addresses are computed in 64 bits, so a tensor may have more elements than this.
 """
 
 _ALIGNED = 16
-"""Elements that a stride made here is a multiple of; of any dtype they fill a multiple of 16 bytes, which
+"""Divisor of the strides made here, elements: of any dtype they fill a multiple of 16 bytes, which
 cuTile compiles apart from other strides."""
 
 
@@ -135,12 +135,12 @@ def _without_unused_strides(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def address(tensor: torch.Tensor) -> int:
-    """Address of a tensor's first element; 0 where it has none: on "meta", and for subclasses of Tensor."""
+    """Return the address of a tensor's first element; 0 on "meta" and for subclasses of Tensor."""
     return tensor.data_ptr() if type(tensor) in PLAIN_TENSORS else 0
 
 
 PLAIN_TENSORS = (torch.Tensor, torch.nn.Parameter)
-"""Types that a launch takes; what the memory of other subclasses holds is not known."""
+"""Types that a launch takes; the memory of other subclasses is not known."""
 
 
 def check_apart(kernel: str, name: str, written: torch.Tensor, **others: torch.Tensor) -> None:

@@ -1,4 +1,4 @@
-"""Decide whether two strided arrays share a byte. Pure: knows addresses, sizes and strides, but no tensor."""
+"""Decide whether two strided arrays share a byte. Pure: takes addresses, sizes and strides, not tensors."""
 
 from __future__ import annotations
 
@@ -8,8 +8,8 @@ _Runs = tuple[tuple[int, int], ...]
 """An array as (stride in bytes, count) pairs, the largest stride first; the last pair is of single bytes."""
 
 _MOST_PARTS = 16
-"""Parts of an array that are examined where the strides of both differ; if these are free, the rest is taken
-to be free too."""
+"""Most parts of an array that are examined where the strides of both differ; if these are free, the rest is
+taken to be free too."""
 
 
 @lru_cache(maxsize=1024)  # views of one projection have the same distance at each call
@@ -18,7 +18,7 @@ def share(
     shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int,
     other_shape: tuple[int, ...], other_strides: tuple[int, ...], other_item_bytes: int,
 ) -> bool:  # fmt: skip
-    """Whether two arrays, neither of them empty, have a byte in common.
+    """Whether two arrays that are not empty share a byte.
 
     Arrays whose elements alternate in memory, as queries and keys of one projection do, have none.
 
@@ -36,7 +36,7 @@ def share(
 
 
 def _runs(shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int) -> _Runs:
-    """The runs of an array; dimensions that follow each other without a gap are joined to one run."""
+    """Return the runs of an array; dimensions that follow each other without a gap are joined to one run."""
     dense = item_bytes
     runs: list[tuple[int, int]] = []
     for stride, count in sorted(
@@ -54,7 +54,7 @@ def _runs(shape: tuple[int, ...], strides: tuple[int, ...], item_bytes: int) -> 
 
 
 def _bytes(runs: _Runs) -> int:
-    """Bytes from the first to the last, both included."""
+    """Count the bytes from the first to the last, both included."""
     return 1 + sum(stride * (count - 1) for stride, count in runs)
 
 

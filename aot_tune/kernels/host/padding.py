@@ -1,4 +1,4 @@
-"""Copy factors of a product whose rows the copy engine (TMA) cannot load. Knows no kernel.
+"""Copy factors of a product whose rows the copy engine (TMA) cannot load. Imports no kernel.
 
 TMA loads rows that start at multiples of 16 bytes. From other rows cuTile loads one element at a time, which
 takes several times as long to run and to compile.
@@ -47,6 +47,6 @@ def padded_copy(rows: torch.Tensor) -> torch.Tensor:
 
 
 def padded_width(rows: torch.Tensor) -> int:
-    """Columns of (..., rows, columns), in elements, rounded up to a multiple of 16 bytes."""
+    """Return columns of (..., rows, columns), in elements, rounded up to a multiple of 16 bytes."""
     step = ROW_BYTES // rows.element_size()
     return -(-rows.shape[-1] // step) * step

@@ -10,7 +10,7 @@ from aot_tune import workspace
 
 
 def unused_counters(device: torch.device) -> torch.Tensor:
-    """An int32 tensor that no launch reads or writes: on a GPU always the same, for all its streams."""
+    """Return an int32 tensor that no launch reads or writes: on a GPU always the same, for all streams."""
     return workspace(device, 1, 1).counters if device.type == "meta" else _kept(device)
 
 

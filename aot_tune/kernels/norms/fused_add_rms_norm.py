@@ -80,7 +80,7 @@ def fused_add_rms_norm(
         `x` and `residual`, changed.
 
     Raises:
-        LaunchError: An argument cannot be launched; the error names it and says what to pass.
+        LaunchError: An argument cannot be launched; the error names it and what to pass.
     """
     eps = check_fused_add_rms_norm(x, residual, weight, eps)
     if x.numel() == 0:
@@ -183,6 +183,6 @@ fused_add_rms_norm_tunable = Tunable(
         {"dtype": "float16", "rows": _ROWS, "cols": 4096},  # Llama 3.1 8B, run in float16 (AWQ, GPTQ)
     ],
 )
-"""The declaration. ``fused_add_rms_norm_tunable.launch(x, residual, weight, eps)`` takes x and residual as
-(rows, cols), with at least `LEAST_COLUMNS_IN_PLACE` columns; for fewer, `fused_add_rms_norm` runs a sum and
-an `rms_norm`."""
+"""Declaration: ``fused_add_rms_norm_tunable.launch(x, residual, weight, eps)`` takes x
+and residual as (rows, cols), with at least `LEAST_COLUMNS_IN_PLACE` columns; for fewer, `fused_add_rms_norm`
+runs a sum and an `rms_norm`."""

@@ -60,7 +60,7 @@ def layer_norm(
         `out`, or the new tensor.
 
     Raises:
-        LaunchError: An argument cannot be launched; the error names it and says what to pass.
+        LaunchError: An argument cannot be launched; the error names it and what to pass.
     """
     eps = check_layer_norm(x, weight, bias, eps, out=out)
     written = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
@@ -111,7 +111,7 @@ columns take 19 us in four parts and 23 us in one (H200)."""
 
 
 def _widths(cols: int, num_worker_warps: int) -> tuple[int, ...]:
-    """Candidates for the columns of a part.
+    """Return candidates for the columns of a part.
 
     The first gives each thread of a row a load of 16 bytes; the second is the widest without empty places.
     """
@@ -137,7 +137,7 @@ def _space(cols: int) -> tuple[Config, ...]:
 
 
 def _default(arch: Arch, problem: Problem) -> Config:
-    """Blocks of 8 warps, as many a multiprocessor as do not spill for any dtype."""
+    """Choose blocks of 8 warps, as many a multiprocessor as do not spill for any dtype."""
     width = next(iter(_widths(problem.size("cols"), 8)), 0)
     configs = (_config(width, False, occupancy, 8) for occupancy in (4, 2, 1) if width)
     found = next((c for c in configs if refusal(c, arch, _elements(c, problem)) is None), None)
@@ -163,12 +163,12 @@ _MANY_THREADS = 512
 
 
 def _height(config: Config) -> int:
-    """Rows of a block: as many as give each thread one load of 16 bytes a part, for 16-bit dtypes."""
+    """Return a block's rows: as many as give each thread one load of 16 bytes a part, for 16-bit dtypes."""
     return max(1, 8 * threads(config) // int(config["width"]))
 
 
 def _elements(config: Config, problem: Problem) -> int:
-    """Elements of its rows that a block holds, empty places included."""
+    """Count the elements of its rows that a block holds, empty places included."""
     return _height(config) * int(config["width"]) * -(-problem.size("cols") // int(config["width"]))
 
 
@@ -268,4 +268,4 @@ layer_norm_tunable = Tunable(
         {"dtype": "bfloat16", "bias": True, "rows": _ROWS, "cols": 14336},  # BLOOM
     ],
 )
-"""The declaration. ``layer_norm_tunable.launch(x, weight, bias, out, eps)`` takes (rows, cols) x and out."""
+"""Declaration: ``layer_norm_tunable.launch(x, weight, bias, out, eps)`` takes (rows, cols) x and out."""

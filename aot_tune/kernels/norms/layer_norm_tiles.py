@@ -33,7 +33,7 @@ def layer_norm_kernel(  # type: ignore[no-untyped-def]
 
 
 def _moments(x: Any, block: Any, eps: Any, shape: Any) -> Any:
-    """The rows of a block, their means and the inverses of their standard deviations."""
+    """Return the rows of a block, their means and the inverses of their standard deviations."""
     height, width, parts, inside = shape
     rows = load_parts(_rows(x, block, height), (0,), (height, width), parts, inside, ct.PaddingMode.ZERO)
     total, squares = ct.zeros((height, width), ct.float32), ct.zeros((height, width), ct.float32)
@@ -53,7 +53,7 @@ def _moments(x: Any, block: Any, eps: Any, shape: Any) -> Any:
 
 
 def _rows(array: Any, block: Any, height: Any) -> Any:
-    """The rows of a block. A last block of fewer rows begins earlier; rows of two blocks get equal results.
+    """Slice a block's rows. A last block of fewer rows begins earlier; rows of two blocks get equal results.
 
     So no block has to check the bounds of its loads: checked-load-branch (README).
     """
@@ -66,7 +66,7 @@ def _rows(array: Any, block: Any, height: Any) -> Any:
 
 
 def _weight_and_bias(read: Any, held: Any, count: Any, shape: Any) -> Any:
-    """The first `count` parts of weight and bias; parts that are `held` are not read again."""
+    """Load the first `count` parts of weight and bias; parts that are `held` are not read again."""
     _, width, parts, inside = shape
     (weight, bias, has_bias), (scales, shifts) = read, held
     for part in ct.static_iter(range(len(scales), min(count, parts))):

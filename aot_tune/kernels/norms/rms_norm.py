@@ -66,7 +66,7 @@ def rms_norm(
         `out`, or the new tensor.
 
     Raises:
-        LaunchError: An argument cannot be launched; the error names it and says what to pass.
+        LaunchError: An argument cannot be launched; the error names it and what to pass.
     """
     eps = check_rms_norm(x, weight, eps, out=out)
     written = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
@@ -163,4 +163,4 @@ rms_norm_tunable = Tunable(
         {"dtype": "float16", "rows": _ROWS, "cols": 8192},  # Llama 3.1 70B, run in float16
     ],
 )
-"""The declaration. ``rms_norm_tunable.launch(x, weight, out, eps)`` takes x and out as (rows, cols)."""
+"""Declaration: ``rms_norm_tunable.launch(x, weight, out, eps)`` takes x and out as (rows, cols)."""

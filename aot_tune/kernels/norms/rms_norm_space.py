@@ -1,4 +1,4 @@
-"""Cut rows into blocks of the root-mean-square norms: search space, default, legality. Knows no kernel."""
+"""Cut rows into blocks of the root-mean-square norms: search space, default, legality. Imports no kernel."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ SPACE = tuple(
 
 
 def cut(config: Config, rows: int, cols: int) -> tuple[int, int, int, int]:
-    """Rows of a block, columns of a part, parts of a row, and how many parts need no check of bounds.
+    """Return rows of a block, columns of a part, parts of a row, and parts that need no check of bounds.
 
     Several rows shorter than the config's `width` share a block of `width` elements, `_MOST_ROWS` at most.
     """
@@ -45,7 +45,7 @@ def cut(config: Config, rows: int, cols: int) -> tuple[int, int, int, int]:
 
 
 _FREE_PARTS = 6
-"""Parts of a row that need no registers beside those of their elements; each further one needs one. With 12
+"""Parts of a row that need registers for their elements alone; each further part needs one more. With 12
 parts of 1024 at an occupancy of 4, sm_90 spilled 200 bytes, and a block took 1.43 times as long on an H200;
 with 6 of 2048 nothing spilled."""
 
@@ -58,7 +58,7 @@ def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
 
 
 def legal_in_place(config: Config, arch: Arch, problem: Problem) -> bool | str:
-    """Whether a config may run a kernel that writes where it has read, or why not.
+    """Whether a config may run a kernel that works in place, or why not.
 
     Beside what `legal` asks, a tile must have an element for each thread: reloaded-tile (README).
     """
@@ -72,12 +72,12 @@ def legal_in_place(config: Config, arch: Arch, problem: Problem) -> bool | str:
 
 
 LEAST_COLUMNS_IN_PLACE = 5
-"""The fewest columns of a kernel in place: `_MOST_ROWS` rows of them, the columns rounded up to a power of
+"""Fewest columns of a kernel in place: `_MOST_ROWS` rows of them, the columns rounded up to a power of
 two, have an element for each thread of 4 warps."""
 
 
 def default(arch: Arch, problem: Problem) -> Config:
-    """8 warps, which speed up few rows and do not slow down many; the highest occupancy that does not spill.
+    """Choose 8 warps, which speed up few rows and do not slow down many; the most occupancy without spills.
 
     Raises:
         LaunchError: No config holds a row of so many columns.

@@ -73,9 +73,9 @@ def attention(
         k: (batch, kv_len, kv_heads, head_dim), of the dtype of `q`; kv_heads divides heads. Any strides.
         v: The values, like `k`.
         causal: Whether a query sees no keys after its own position.
-        scale: The factor of the scores, above 0; None stands for ``1 / sqrt(head_dim)``.
+        scale: The factor of the scores, above 0; None means ``1 / sqrt(head_dim)``.
         window: A sliding window as in the config of a model: the number of keys up to its own position, that
-            one included, that a query sees; None stands for all.
+            one included, that a query sees; None means all.
         return_lse: Whether to return the log-sum-exps as well.
         out: The result, of the shape and dtype of `q`; it must share no memory with the others. A new
             contiguous tensor is made if it is None.
@@ -85,7 +85,7 @@ def attention(
         of the sum of the exponentials of each query's scaled scores.
 
     Raises:
-        LaunchError: An argument cannot be launched; the error names it and says what to pass.
+        LaunchError: An argument cannot be launched; the error names it and what to pass.
     """
     scale, window = check_attention(q, k, v, causal=causal, scale=scale, window=window, out=out)
     batch, tokens, heads, _ = q.shape
@@ -104,7 +104,7 @@ def attention(
 
 
 def _parts(*tensors: torch.Tensor) -> Iterable[Sequence[torch.Tensor]]:
-    """The batch as one launch, or as one for each prompt where the stride between prompts exceeds 32 bits."""
+    """Return the batch as one launch, or one for each prompt where their stride exceeds 32 bits."""
     if len(tensors[0]) == 1 or max(tensor.stride(0) for tensor in tensors) <= LARGEST_INDEX:
         return (tensors,)
     return zip(*(torch.split(tensor, 1) for tensor in tensors), strict=True)
@@ -222,4 +222,4 @@ attention_tunable = Tunable(
         shapes(8, (2048,), 20, 20, head_dim=64, mask="full"),  # Whisper large's encoder, 1500 tokens
     ],
 )
-"""The declaration. Its `launch` takes ``q, k, v, out, lse, scale, causal, window``."""
+"""Declaration of attention. Its `launch` takes ``q, k, v, out, lse, scale, causal, window``."""

@@ -61,12 +61,12 @@ def attention_varlen_kernel(  # type: ignore[no-untyped-def]
 
 
 def _rows(array: Any, start: Any, stop: Any) -> Any:
-    """A slice of the rows of an array, its bounds in 64 bits: narrow-offsets (README)."""
+    """Slice the rows of an array, with bounds in 64 bits: narrow-offsets (README)."""
     return array.slice(0, ct.astype(start, ct.int64), ct.astype(stop, ct.int64))
 
 
 def _span(cu_seqlens: Any, sequence: Any, rows: Any) -> Any:
-    """The first row of a sequence and the row after its last, both bounded: no access leaves the arrays."""
+    """Return a sequence's first row and the row after its last, both bounded: no access leaves the arrays."""
     start = min(max(ct.load(cu_seqlens, (sequence,), (1,)).item(), 0), rows)
     return start, min(max(ct.load(cu_seqlens, (sequence + 1,), (1,)).item(), start), rows)
 
@@ -104,7 +104,7 @@ def attention_varlen(
         max_seqlen_q: The length of the longest sequence of `q`, or more; queries beyond it are not computed.
         max_seqlen_k: The length of the longest sequence of `k`, or more.
         causal: Whether a query sees no keys after its own position.
-        scale: The factor of the scores, above 0; None stands for ``1 / sqrt(head_dim)``.
+        scale: The factor of the scores, above 0; None means ``1 / sqrt(head_dim)``.
         window: As for `attention`: the number of keys that a query sees, its own included.
         return_lse: Whether to return the log-sum-exps as well.
         out: The result, of the shape and dtype of `q`; it must share no memory with the others. A new
@@ -115,7 +115,7 @@ def attention_varlen(
         the sum of the exponentials of each query's scaled scores.
 
     Raises:
-        LaunchError: An argument cannot be launched; the error names it and says what to pass.
+        LaunchError: An argument cannot be launched; the error names it and what to pass.
     """
     scale, window = check_attention_varlen(
         q, k, v, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, max_seqlen_k,
@@ -220,7 +220,7 @@ def _grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
 
 
 def _lengths(batch: int, longest: int) -> list[int]:
-    """Lengths of a batch: the longest, and others evenly spaced down to an eighth of it, not sorted."""
+    """Return a batch's lengths: the longest, and others evenly spaced down to an eighth of it, not sorted."""
     lengths = [max(1, longest - longest * 7 * i // (8 * batch)) for i in range(batch)]
     return [lengths[i * 5 % batch] for i in range(batch)] if batch % 5 else lengths
 
@@ -294,5 +294,5 @@ attention_varlen_tunable = Tunable(
         shapes(16, (128, 512), 12, 12, head_dim=64, mask="full"),  # ModernBERT base
     ],
 )
-"""The declaration. Its `launch` takes ``q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k, max_seqlen_q, scale,
-causal, window``."""
+"""Declaration of attention_varlen. Its `launch` takes ``q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k,
+max_seqlen_q, scale, causal, window``."""

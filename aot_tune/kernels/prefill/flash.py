@@ -20,7 +20,7 @@ from aot_tune.kernels.host.arguments import check_window, number
 
 _HIDDEN = -math.inf
 _LOWEST = -3.4e38
-"""The start of a row's maximum. It is finite, so that a row that has seen no key subtracts no infinities."""
+"""Start of a row's maximum. It is finite, so that a row without keys so far subtracts no infinities."""
 
 _LOG2_E = math.log2(math.e)
 _LN_2 = math.log(2)
@@ -107,7 +107,7 @@ def _add(
     scores: Any, v: Any, place: Any, block: Any, head: Any,
     maximum: Any, total: Any, acc: Any, scale: Any, tile_n: Any, head_dim: Any,
 ) -> Any:  # fmt: skip
-    """The running maximum, sum and output with one more block of keys."""
+    """Add one more block of keys to the running maximum, sum and output."""
     new = ct.maximum(maximum, ct.max(scores, axis=1, keepdims=True) * scale)
     weights = ct.exp2(scores * scale - new, flush_to_zero=True)
     fade = ct.exp2(maximum - new, flush_to_zero=True)
@@ -133,7 +133,7 @@ def check_heads(kernel: str, q: torch.Tensor, k: torch.Tensor) -> None:
 
 
 _LEAST_SCALE, _MOST_SCALE = torch.finfo(torch.float32).tiny, torch.finfo(torch.float32).max
-"""The bounds of a scale: smaller and larger numbers are 0 or infinite in a kernel."""
+"""Bounds of a scale: smaller and larger numbers are 0 or infinite in a kernel."""
 
 
 def scale_and_window(

@@ -15,7 +15,7 @@ _MOST_SCORES = 2**27
 def reference(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, scale: float, causal: bool, window: int | None
 ) -> tuple[torch.Tensor, torch.Tensor]:
-    """Attention of one sequence in float64: q (q_len, heads, head_dim) to out and lse (heads, q_len).
+    """Compute attention of one sequence in float64: q (q_len, heads, head_dim) to out and lse (heads, q_len).
 
     Either length may be 0; a query that sees no key gets 0 and a log-sum-exp of -inf.
     """
@@ -45,7 +45,7 @@ def reference(
 
 
 def close(out: torch.Tensor, lse: torch.Tensor, dtype: torch.dtype) -> dict[str, Close]:
-    """The tolerances of a kernel's results, for values with a standard deviation of 1."""
+    """Return the tolerances of a kernel's results, for values with a standard deviation of 1."""
     # Weights and outputs are each rounded once, by up to half an eps. Where values cancel, the error of the
     # weights remains: half an eps of the largest |value|, about 5. Leaving out a block changes results by
     # about 1, since with QUERY_SCALE a few keys hold most of a row's weight. Sums are taken before rounding:

@@ -1,4 +1,4 @@
-"""Tiles of the prefill attention kernels: search space, default, legality. Pure; knows no kernel."""
+"""Tiles of the prefill attention kernels: search space, default, legality. Pure: imports no kernel."""
 
 from __future__ import annotations
 
@@ -98,7 +98,7 @@ _ALWAYS = 128
 
 
 def _does_not_fit(config: Config, arch: Arch, head_dim: int) -> str | None:
-    """Why an arch cannot hold a config, or None."""
+    """Return why an arch cannot hold a config, or None."""
     tile_m, tile_n = tiles_of(config)
     num_ctas, occupancy = config.hints.get("num_ctas", 1), config.hints.get("occupancy", 1)
     if num_ctas > 1 and arch < Arch(9, 0):
@@ -120,7 +120,7 @@ def _does_not_fit(config: Config, arch: Arch, head_dim: int) -> str | None:
 
 
 def _does_not_suit(config: Config, problem: Problem) -> str | None:
-    """Why a config wastes work on a problem's bucket, or None; the default never does."""
+    """Return why a config wastes work on a problem's bucket, or None; the default never does."""
     tile_m, tokens = tiles_of(config)[0], edge(problem.size("tokens"))
     if tile_m > max(_ALWAYS, tokens):
         return f"a tile of {tile_m} queries is more than half empty for up to {tokens}"
@@ -128,7 +128,7 @@ def _does_not_suit(config: Config, problem: Problem) -> str | None:
 
 
 def tiles_of(config: Config) -> tuple[int, int]:
-    """tile_m and tile_n of a config."""
+    """Return tile_m and tile_n of a config."""
     return int(config["tile_m"]), int(config["tile_n"])
 
 
@@ -153,7 +153,7 @@ def shapes(
     mask: str = "causal",
     dtype: str = "bfloat16",
 ) -> dict[str, object]:
-    """The typical problems of a model."""
+    """Return the typical problems of a model."""
     return {
         "dtype": dtype, "mask": mask, "batch": batch, "tokens": tokens,
         "heads": heads, "kv_heads": kv_heads, "head_dim": head_dim,
@@ -175,7 +175,7 @@ queries decides which tiles suit it.
 
 
 def mask(causal: bool, window: int | None) -> str:
-    """The value of a problem's "mask", by the keys that are seen: ``causal``, ``full`` or ``causal_127``."""
+    """Return a problem's "mask", by the keys that are seen: ``causal``, ``full`` or ``causal_127``."""
     return ("causal" if causal else "full") + ("" if window is None else f"_{window}")
 
 
@@ -185,6 +185,6 @@ def causal_of(problem: Problem) -> bool:
 
 
 def window_of(problem: Problem) -> int | None:
-    """A problem's window, None for none."""
+    """Return a problem's window, None for none."""
     _, _, window = str(problem["mask"]).partition("_")
     return int(window) if window else None

@@ -91,7 +91,7 @@ def _share_every_tile(
 def _share_the_last_wave(
     a: Any, b: Any, out: Any, scratch: Any, ending: Any, linear: Any, tile: Any, order: Any, shared: Any
 ) -> None:
-    """Compute whole tiles and then a share of one that is left, or add up slices of those that are left.
+    """Compute whole tiles and then a share of a remaining tile, or add up slices of the remaining tiles.
 
     The grid is (blocks, 2). Blocks of index 0 multiply, those of index 1, which begin later, add up. Tiles
     that fill the blocks are whole; the others are shared by as many blocks as there are for each, up to
@@ -132,13 +132,13 @@ def _share_the_last_wave(
 
 
 def _first_row(m: Any, tile_m: Any, height: Any, unit: Any) -> Any:
-    """`product.first_row` of a tile that begins earlier by a multiple of `unit` rows; some may be outside."""
+    """Return `product.first_row` of a tile that begins a multiple of `unit` rows earlier, maybe outside."""
     own = m * tile_m
     return own - (own - product.first_row(m, tile_m, height)) // unit * unit
 
 
 def _extent(tile: Any, swapped: Any) -> Any:
-    """Rows and columns of a whole tile."""
+    """Return rows and columns of a whole tile."""
     tile_m, tile_n, more, _ = tile
     if swapped:
         return tile_m + more, tile_n

@@ -1,4 +1,4 @@
-"""The search space of the dense products, matmul and linear: tiles, the operand that gives the rows, hints.
+"""Search space of the dense products, matmul and linear: tiles, the operand of the rows, hints.
 
 Tiles of 64 rows and more are those of Triton's tutorial (03-matrix-multiplication.py), of CUTLASS's kernels
 for sm90 (128 x 256 by eight warps; two blocks that share a tile), and sizes between them that measured best
@@ -127,7 +127,7 @@ _MOST_SPLITS = 8
 """Blocks that may share the sums of a tile of the last wave, at most."""
 
 _BETWEEN = (128, 2048)
-"""The bucket's rows above and up to which tiles have further rows, and blocks share the last wave. With fewer
+"""Bucket's rows above and up to which tiles have further rows, and blocks share the last wave. With fewer
 rows there is one row of tiles; with more there are many waves, and the last one counts little."""
 
 _LEAST_K_LAST = 2048
@@ -181,7 +181,7 @@ def config_of(
     splits: int = 1,
     peeled: int = 1,
 ) -> Config:
-    """The config of these constants and hints; `product` and `dense` explain the constants."""
+    """Make the config of these constants and hints; `product` and `dense` explain the constants."""
     tile = {"tile_m": tile_m, "tile_n": tile_n, "more": more, "tile_k": tile_k, "swapped": swapped}
     return Config(
         constants={**tile, "group": group, "peeled": peeled, "splits": splits},
@@ -190,7 +190,7 @@ def config_of(
 
 
 def constants_of(config: Config) -> tuple[int, ...]:
-    """The constants that a kernel is launched with, in the order of its parameters."""
+    """Return the constants that a kernel is launched with, in the order of its parameters."""
     return *_tile_of(config), *(int(config[name]) for name in ("group", "peeled", "splits")), _slices(config)
 
 
@@ -202,7 +202,7 @@ def _tile_of(config: Config) -> tuple[int, int, int, int, int]:
 
 
 def _slices(config: Config) -> int:
-    """Blocks that add up the parts of a tile's sums; 1 where sums are not shared."""
+    """Count the blocks that add up the parts of a tile's sums; 1 where sums are not shared."""
     tile_m, tile_n, _, _, swapped = _tile_of(config)
     if config["splits"] == 1:
         return 1
@@ -210,7 +210,7 @@ def _slices(config: Config) -> int:
 
 
 def tiles(config: Config, rows: int, columns: int) -> int:
-    """Tiles of a product of this many rows and columns; each share of a tile counts as one.
+    """Count the tiles of a product of this many rows and columns; each share of a tile counts as one.
 
     Where the last wave alone is shared, all tiles count so: it then costs the part of a wave that it is.
     """
@@ -219,7 +219,7 @@ def tiles(config: Config, rows: int, columns: int) -> int:
 
 
 def grid(config: Config, device: Device, rows: int, columns: int) -> tuple[int, ...]:
-    """The grid: as many blocks as the GPU runs at once, and as many again where these add up the last wave.
+    """Return the grid: as many blocks as the GPU runs at once, and as many that add up the last wave.
 
     Where the sums of all tiles are shared, a block for each part and each slice.
     """
@@ -232,13 +232,13 @@ def grid(config: Config, device: Device, rows: int, columns: int) -> tuple[int, 
 
 
 def work(config: Config, problem: Problem) -> Work:
-    """The work of a block for one tile or, where sums are shared, for its part of one."""
+    """Return the work of a block for one tile or, where sums are shared, for its part of a tile."""
     k = -(-problem.size("K") // int(config["splits"]))
     return work_of(config, k, item_bytes=item_bytes(problem))
 
 
 def space(arch: Arch, problem: Problem) -> Sequence[Config]:
-    """All configs whose tiles fit an arch at the problem's dtype."""
+    """Return all configs whose tiles fit an arch at the problem's dtype."""
     return _fitting(arch, item_bytes(problem))
 
 
@@ -259,7 +259,7 @@ def _fitting(arch: Arch, size: int) -> tuple[Config, ...]:
 
 
 def default(arch: Arch, problem: Problem) -> Config:
-    """The config of problems without a tuned one."""
+    """Choose the config of an untuned problem."""
     rows, wide = problem.size("M"), item_bytes(problem) > 2
     if matrix_unit(arch) is MatrixUnit.WARP:
         # Two blocks hide each other's waits; with an occupancy of 1 it spills: sm80-spill (README).
@@ -298,7 +298,7 @@ def invariant(config: Config, problem: Problem) -> bool | str:
 
 
 def _wrongly_more(config: Config, rows: int) -> str | None:
-    """Why the further columns or rows of a config are wrong, or stay empty for `rows` rows; or None."""
+    """Return why further columns or rows of a config are wrong, or empty for `rows` rows; or None."""
     tile_m, tile_n, more, _, swapped = _tile_of(config)
     along = ("tile_n", tile_n) if not swapped else ("tile_m", tile_m)
     if more and along[1] % more:
@@ -310,7 +310,7 @@ def _wrongly_more(config: Config, rows: int) -> str | None:
 
 
 def _wrongly_grouped(config: Config, rows: int) -> str | None:
-    """Why the `group` of a config (`product.place`) is wrong, or changes nothing for `rows` rows; or None."""
+    """Return why the `group` of a config (`product.place`) is wrong or useless for `rows` rows, or None."""
     group = int(config["group"])
     if group < 1:
         return f"group is {group}; it must be the number of rows of tiles taken together, 1 or more"
@@ -320,7 +320,7 @@ def _wrongly_grouped(config: Config, rows: int) -> str | None:
 
 
 def left(rows: int, k: int, columns: int) -> int:
-    """Numbers that the blocks of any config store for each other, at most, for all sizes of a bucket."""
+    """Return the most numbers that blocks of any config store for each other, for all sizes of a bucket."""
     if k >= _LEAST_K_LAST and _BETWEEN[0] < edge(rows) <= _BETWEEN[1]:
         return min(_MOST_SPLITS * edge(rows) * (columns + WIDTH), _MOST_LEFT)
     if rows > _MOST_ROWS or k < 2 * _LEAST_K:
@@ -330,7 +330,7 @@ def left(rows: int, k: int, columns: int) -> int:
 
 
 def _not_shared(config: Config, arch: Arch, problem: Problem) -> str | None:
-    """Why blocks should not share the sums of tiles in a problem's bucket, or None."""
+    """Return why blocks should not share the sums of tiles in a problem's bucket, or None."""
     (tile_m, tile_n, more, tile_k, _), splits = _tile_of(config), int(config["splits"])
     if splits == 1:
         return None
@@ -356,7 +356,7 @@ def _not_shared(config: Config, arch: Arch, problem: Problem) -> str | None:
 
 
 def _last_wave_not_shared(config: Config, rows: int, k: int) -> str | None:
-    """Why blocks should not share the last wave of a product of up to `rows` rows, or None."""
+    """Return why blocks should not share the last wave of a product of up to `rows` rows, or None."""
     (tile_m, tile_n, _, _, _), splits = _tile_of(config), int(config["splits"])
     if not 1 < splits <= _MOST_SPLITS or tile_m * tile_n < _LEAST_TILE or max(tile_m, tile_n) > WIDTH:
         return (
@@ -373,5 +373,5 @@ def _last_wave_not_shared(config: Config, rows: int, k: int) -> str | None:
 
 
 def item_bytes(problem: Problem) -> int:
-    """Bytes of an element of a problem's dtype."""
+    """Return the bytes of an element of a problem's dtype."""
     return named_dtype(str(problem["dtype"])).itemsize

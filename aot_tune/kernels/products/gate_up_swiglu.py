@@ -54,7 +54,7 @@ def gate_up_swiglu_kernel(  # type: ignore[no-untyped-def]
         m, n = product.place(tile, x.shape[0], tile_m, tiles_n, _GROUP)
         # Sums are kept transposed, with the weights as the left factor: their 64 columns fill the matrix unit
         # of sm90, where few tokens would run on the older unit of single warps, and one instruction reads 128
-        # tokens. The first step stands before the loop: zero-start (README).
+        # tokens. The first step is before the loop: zero-start (README).
         nothing = ct.zeros((tile_n, tile_m), ct.float32)
         gate, up = _multiply_add(x, weight, m, n, 0, tile_m, tile_n, tile_k, nothing, nothing)
         for step in range(1, ct.cdiv(x.shape[1], tile_k)):
@@ -93,7 +93,7 @@ def gate_up_swiglu(x: torch.Tensor, weight: torch.Tensor, *, out: torch.Tensor |
         `out`, or the new tensor.
 
     Raises:
-        LaunchError: An argument cannot be launched; the error names it and says what to pass.
+        LaunchError: An argument cannot be launched; the error names it and what to pass.
     """
     check_gate_up_swiglu(x, weight, out=out)
     (tokens, k), n = x.shape, weight.shape[0] // 2
@@ -254,4 +254,4 @@ gate_up_swiglu_tunable = Tunable(
         _shapes(14336, 4096, "float16"),  # Llama 3.1 8B, run in float16
     ],
 )
-"""The declaration. ``gate_up_swiglu_tunable.launch(x, weight, out)`` takes weight as (2, N, K)."""
+"""Declaration: ``gate_up_swiglu_tunable.launch(x, weight, out)`` takes weight as (2, N, K)."""

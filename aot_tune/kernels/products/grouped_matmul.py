@@ -82,12 +82,12 @@ def _walk(a: Any, b: Any, offsets: Any, out: Any, tile_m: Any, tile_n: Any, tile
 
 
 def _chosen(mask: Any, values: Any) -> Any:
-    """The value whose mask is set; one is."""
+    """Return the value whose mask is set; one is."""
     return ct.sum(ct.where(mask, values, 0))
 
 
 def _place(index: Any, tiles_m: Any, tiles_n: Any) -> Any:
-    """The row and the column of one of an expert's tiles."""
+    """Return the row and the column of one of an expert's tiles."""
     first = index // (_GROUP * tiles_n) * _GROUP
     rows = min(tiles_m - first, _GROUP)
     place = index % (_GROUP * tiles_n)
@@ -95,17 +95,17 @@ def _place(index: Any, tiles_m: Any, tiles_n: Any) -> Any:
 
 
 def _rows(out: Any, start: Any, stop: Any) -> Any:
-    """The rows of an expert, so that its last tile ends with them; in 64 bits: narrow-offsets (README)."""
+    """Slice an expert's rows, so that its last tile ends with them; in 64 bits: narrow-offsets (README)."""
     return out.slice(axis=0, start=ct.astype(start, ct.int64), stop=ct.astype(stop, ct.int64))
 
 
 def _product(a: Any, b: Any, expert: Any, row: Any, n: Any, tile_m: Any, tile_n: Any, tile_k: Any) -> Any:
-    """One tile, in float32."""
+    """Compute one tile, in float32."""
     zero = ct.PaddingMode.ZERO
     # A tile may begin at any row and reach into the next expert's rows, whose products are not stored: so one
     # TMA descriptor serves all of A, where a slice of each expert's rows would need its own.
     rows_of_a = a.tiled_view((tile_m, tile_k), padding_mode=zero, traversal_steps=(1, tile_k))
-    # The sums are kept transposed for the reasons given in gate_up_swiglu, and the first step stands before
+    # The sums are kept transposed for the reasons given in gate_up_swiglu, and the first step is before
     # the loop: zero-start (README).
     x = rows_of_a.load((row, 0))
     y = ct.load(b, (expert, 0, n), (1, tile_k, tile_n), padding_mode=zero).reshape((tile_k, tile_n))
@@ -141,7 +141,7 @@ def grouped_matmul(
         `out`, or the new tensor.
 
     Raises:
-        LaunchError: An argument cannot be launched; the error names it and says what to pass.
+        LaunchError: An argument cannot be launched; the error names it and what to pass.
     """
     check_grouped_matmul(a, b, offsets, out=out)
     (tokens, k), (experts, _, n) = a.shape, b.shape
@@ -186,7 +186,7 @@ def _problem(
 
 
 def _tiles(config: Config, problem: Problem) -> int:
-    """Tiles, if the rows were spread evenly over all experts, or over as many experts as there are rows."""
+    """Count the tiles if rows were spread evenly over all experts, or over as many experts as rows."""
     tile_m, tile_n, _ = tile_of(config)
     tokens = problem.size("tokens")
     experts = min(problem.size("experts"), tokens)
@@ -226,7 +226,7 @@ _SPREAD = 0.4
 
 
 def _uneven_offsets(tokens: int, experts: int, device: Any, seed: int) -> torch.Tensor:
-    """Random ends of the experts' rows: each expert draws a popularity, then each row draws its expert."""
+    """Draw ends of the experts' rows: each expert draws a popularity, then each row draws its expert."""
     if torch.device(device).type == "meta":
         return inputs.empty((experts,), "int32", device)
     popularity = inputs.randn((experts,), "float32", device, seed, scale=_SPREAD).exp().cumsum(0)
@@ -281,7 +281,7 @@ grouped_matmul_tunable = Tunable(
         *(_shapes(128, 3072, 4096), _shapes(128, 4096, 1536)),  # Qwen3 235B-A22B
     ],
 )
-"""The declaration. ``grouped_matmul_tunable.launch(a, b, offsets, out)`` takes what `grouped_matmul` takes.
+"""Declaration: ``grouped_matmul_tunable.launch(a, b, offsets, out)`` takes what `grouped_matmul` takes.
 
 Its `tokens` are the rows of `a`: the tokens of a batch times the experts that each is sent to.
 """

@@ -1,4 +1,4 @@
-"""Search space of grouped_matmul: tiles, and how a block finds its expert. Pure; knows no kernel."""
+"""Search space of grouped_matmul: tiles, and how a block finds its expert. Pure: imports no kernel."""
 
 from __future__ import annotations
 
@@ -61,13 +61,13 @@ _WALK_ROWS = 128
 
 
 def with_search(tile: Config, search: bool) -> Config:
-    """The config of a tile in which blocks find their expert by a search, or else by a walk."""
+    """Make the config of a tile in which blocks find their expert by a search, or else by a walk."""
     return Config(constants={**tile.constants, "search": search}, hints=tile.hints)
 
 
 @cache
 def space(arch: Arch) -> tuple[Config, ...]:
-    """Every config for an arch."""
+    """Return every config for an arch."""
     every = (
         with_search(tile, search)
         for tile in fitting(_SPACES, arch, item_bytes=ITEM_BYTES)
@@ -78,7 +78,7 @@ def space(arch: Arch) -> tuple[Config, ...]:
 
 @cache
 def default(arch: Arch, problem: Problem) -> Config:
-    """A config chosen by the average number of rows of an expert."""
+    """Choose a config by the average number of rows of an expert."""
     rows = _average_rows(problem)
     if matrix_unit(arch) is MatrixUnit.WARP:
         return with_search(config_of(64, 64, 64, num_ctas=1, occupancy=2), search=True)
@@ -93,7 +93,7 @@ def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
 
 
 def _does_not_find(config: Config) -> str | None:
-    """Why blocks with a config would find wrong experts, or None."""
+    """Return why blocks with a config would find wrong experts, or None."""
     if config["search"] and hints_of(config)[0] > 1:  # clustered-search (README)
         return (
             "blocks that share a tile also share out the search, and miss experts; walk, or set num_ctas to 1"
@@ -102,5 +102,5 @@ def _does_not_find(config: Config) -> str | None:
 
 
 def _average_rows(problem: Problem) -> int:
-    """Rows of an expert at the edge of the problem's bucket, if all experts had the same number."""
+    """Return an expert's rows at the edge of the problem's bucket, if all experts had the same number."""
     return -(-edge(problem.size("tokens")) // problem.size("experts"))

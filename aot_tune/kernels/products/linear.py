@@ -60,7 +60,7 @@ def linear_kernel(  # type: ignore[no-untyped-def]
 # The host function ------------------------------------------------------------------------------
 
 _DTYPES = (torch.bfloat16, torch.float16, torch.float32)
-"""The dtypes of all arguments."""
+"""Dtypes that the arguments may have."""
 
 
 def linear(
@@ -71,7 +71,7 @@ def linear(
     activation: str | None = None,
     out: torch.Tensor | None = None,
 ) -> torch.Tensor:
-    """``activation(x @ weight.t() + bias)``, accumulating in float32 and rounding once.
+    """Compute ``activation(x @ weight.t() + bias)``, accumulating in float32 and rounding once.
 
     float32 is multiplied as tf32: the matrix units keep 10 bits of the mantissa of each factor (sm90 drops
     the others), so that a product has a relative error of 2^-9.
@@ -95,7 +95,7 @@ def linear(
         `out`, or the new tensor.
 
     Raises:
-        LaunchError: An argument cannot be launched; the error names it and says what to pass.
+        LaunchError: An argument cannot be launched; the error names it and what to pass.
     """
     # A quick test of all arguments at once; the checks that name an argument run only if it fails.
     try:
@@ -224,12 +224,12 @@ def _fine_bias(bias: torch.Tensor, n: int, dtype: torch.dtype, device: torch.dev
 
 
 _NO_BIAS = 16
-"""Elements of the stand-in for a bias: a multiple of 16, as most biases have."""
+"""Elements of the placeholder for a bias: a multiple of 16, as most biases have."""
 
 
 @cache
 def _no_bias(dtype: torch.dtype, device: torch.device) -> torch.Tensor:
-    """A stand-in for a bias, which is never read; it has the signature of any aligned bias.
+    """Return a placeholder for a bias, never read, with the signature of any aligned bias.
 
     It is cached: a tensor allocated during a capture would belong to torch.compile's graph pool.
     """
@@ -351,5 +351,5 @@ linear_tunable = Tunable(
     reset=("scratch",),
     typical=_TYPICAL,
 )
-"""The declaration. ``linear_tunable.launch(x, weight, out, bias, scratch, biased, activation)`` takes x and
-out as (rows, columns), zeros as scratch and the activation by its number."""
+"""Declaration: ``linear_tunable.launch(x, weight, out, bias, scratch, biased, activation)`` takes x
+and out as (rows, columns), zeros as scratch and the activation by its number."""

@@ -62,7 +62,7 @@ def matmul(a: torch.Tensor, b: torch.Tensor, *, out: torch.Tensor | None = None)
         `out`, or the new tensor.
 
     Raises:
-        LaunchError: An argument cannot be launched; the error names it and says what to pass.
+        LaunchError: An argument cannot be launched; the error names it and what to pass.
     """
     check_matmul(a, b, out=out)
     (m, k), n = a.shape, b.shape[1]
@@ -174,5 +174,5 @@ matmul_tunable = Tunable(
         {"dtype": "bfloat16", "M": _M, "N": 7168, "K": 16384},  # DeepSeek-V3, attention output
     ],
 )
-"""The declaration. ``matmul_tunable.launch(a, b, out, scratch)`` takes what `matmul` takes, and as scratch
-zeros to work in."""
+"""Declaration: ``matmul_tunable.launch(a, b, out, scratch)`` takes what `matmul` takes, and as
+scratch zeros to work in."""

@@ -13,17 +13,17 @@ from typing import Any
 import cuda.tile as ct
 
 _NEVER_SO_MANY = 30
-"""A product has fewer than 2 to this power tiles along each side."""
+"""Binary logarithm of a bound on the tiles along each side of a product."""
 
 
 def place(tile: Any, height: Any, tile_m: Any, tiles_n: Any, group: Any) -> Any:
-    """The first row of the `tile`-th tile of a product of `height` rows, and its index along the columns."""
+    """Return the first row of the `tile`-th tile of a product of `height` rows, and its column index."""
     m, n = order(tile, ct.cdiv(height, tile_m), tiles_n, group)
     return first_row(m, tile_m, height), n
 
 
 def order(tile: Any, tiles_m: Any, tiles_n: Any, group: Any) -> Any:
-    """The index down and the index along of the `tile`-th of `tiles_m` x `tiles_n` tiles.
+    """Return the index down and the index along of the `tile`-th of `tiles_m` x `tiles_n` tiles.
 
     Tiles are taken down a `group` of rows of tiles before along it, to keep L2 warm (Triton's matrix
     multiplication tutorial).
@@ -35,7 +35,7 @@ def order(tile: Any, tiles_m: Any, tiles_n: Any, group: Any) -> Any:
 
 
 def first_row(m: Any, tile_m: Any, height: Any) -> Any:
-    """The first row of the `m`-th tile down.
+    """Return the first row of the `m`-th tile down.
 
     Rows outside are slow to load: with 43 of 64 outside, a step took 1.4 times as long on an H200. So a last
     tile of fewer rows begins earlier; it shares rows with the tile before, and both store equal results. A
@@ -89,7 +89,7 @@ def columns(
 
 
 def operand(array: Any) -> Any:
-    """The dtype that the matrix units multiply: tf32 for float32, else the array's own."""
+    """Return the dtype that the matrix units multiply: tf32 for float32, else the array's own."""
     if array.dtype == ct.float32:
         return ct.tfloat32
     return array.dtype
@@ -110,7 +110,7 @@ def multiply_add(x: Any, y: Any, sums: Any, swapped: Any, fast: Any = False) -> 
 
 
 def unknown_zeros(shape: Any, index: Any) -> Any:
-    """Float32 zeros that the compiler does not know to be zeros; `index` is any from 0 to 2^30 - 1."""
+    """Return float32 zeros that the compiler cannot identify; `index` is any from 0 to 2^30 - 1."""
     return ct.full(shape, index >> _NEVER_SO_MANY, ct.int32).astype(ct.float32)
 
 
@@ -118,10 +118,10 @@ def one_sum(
     a: Any, b: Any, m: Any, n: Any, tile_m: Any, tile_n: Any, tile_k: Any, by_rows: Any, swapped: Any,
     peeled: Any,
 ) -> Any:  # fmt: skip
-    """The float32 sums of a tile without further columns or rows, its first row `m`; transposed if `swapped`.
+    """Sum a tile without further columns or rows in float32, its first row `m`; transposed if `swapped`.
 
     A loop that begins with known zeros rarely pipelines: zero-start (README). There are two ways out. If
-    `peeled` is 1, the first step stands before the loop; its operands then have shared memory of their own,
+    `peeled` is 1, the first step is before the loop; its operands then have shared memory of their own,
     and the second step waits for the first. If it is 0, the sums begin with zeros that the compiler does not
     know. That pipelines too where a warpgroup has 64 rows of the tile, and the loop has all of the memory;
     with 128 rows each product is waited for.
@@ -140,7 +140,7 @@ def one_sum(
 
 
 def two_sums(a: Any, b: Any, m: Any, n: Any, tile: Any, by_rows: Any, swapped: Any) -> Any:
-    """The float32 sums of the `n`-th tile along whose first row is `m`, and those of its further columns.
+    """Sum the `n`-th tile along with first row `m` in float32, and its further columns.
 
     If `swapped`, the second sums are those of its further rows, and both are transposed.
 
@@ -179,7 +179,7 @@ def _with_step(
 
 
 def first_and_more(n: Any, tile_n: Any, more: Any) -> Any:
-    """The first columns of both parts of the `n`-th tile along, in units of `more` columns."""
+    """Return the first columns of both parts of the `n`-th tile along, in units of `more` columns."""
     first = n * ((tile_n + more) // more)
     return first, first + tile_n // more
 

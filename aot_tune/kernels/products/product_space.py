@@ -1,4 +1,4 @@
-"""Search spaces of matrix products: configs of tiles, and the limits of an arch. Pure; knows no kernel.
+"""Search spaces of matrix products: configs of tiles, and the limits of an arch. Pure: imports no kernel.
 
 A config here has the constants tile_m, tile_n, tile_k and maybe more and swapped (see `product`), and the
 hints num_ctas and occupancy.
@@ -29,14 +29,14 @@ class MatrixUnit(Enum):
 
 
 def matrix_unit(arch: Arch) -> MatrixUnit:
-    """The unit of sm90, of sm100 to sm110, and of all others."""
+    """Choose the unit of sm90, of sm100 to sm110, or of all others."""
     by_major = {9: MatrixUnit.WARPGROUP, 10: MatrixUnit.TENSOR_MEMORY, 11: MatrixUnit.TENSOR_MEMORY}
     return by_major.get(arch.major, MatrixUnit.WARP)
 
 
 @cache  # every unseen shape asks for its default
 def config_of(tile_m: int, tile_n: int, tile_k: int, num_ctas: int, occupancy: int) -> Config:
-    """The config of these constants and hints, in the order of `fitting`'s rows."""
+    """Make the config of these constants and hints, in the order of `fitting`'s rows."""
     return Config(
         constants={"tile_m": tile_m, "tile_n": tile_n, "tile_k": tile_k},
         hints={"num_ctas": num_ctas, "occupancy": occupancy},
@@ -46,30 +46,30 @@ def config_of(tile_m: int, tile_n: int, tile_k: int, num_ctas: int, occupancy: i
 def fitting(
     spaces: Mapping[MatrixUnit, Rows], arch: Arch, *, item_bytes: int, products: int = 1
 ) -> tuple[Config, ...]:
-    """All configs of the arch's rows, without those that `overflow` refuses; arguments as for `overflow`."""
+    """Return the configs of the arch's rows that `overflow` does not refuse; arguments as for `overflow`."""
     rows = spaces[matrix_unit(arch)]
     every = (config_of(*values) for row in rows for values in itertools.product(*row))
     return tuple(c for c in every if overflow(c, arch, item_bytes=item_bytes, products=products) is None)
 
 
 def tile_of(config: Config) -> tuple[int, int, int]:
-    """tile_m, tile_n and tile_k of a config."""
+    """Return tile_m, tile_n and tile_k of a config."""
     return int(config["tile_m"]), int(config["tile_n"]), int(config["tile_k"])
 
 
 def hints_of(config: Config) -> tuple[int, int]:
-    """num_ctas and occupancy of a config, which a caller's own may leave out."""
+    """Return num_ctas and occupancy of a config; a caller's own config may leave them out."""
     return config.hints.get("num_ctas", 1), config.hints.get("occupancy", 1)
 
 
 def persistent_grid(config: Config, device: Device, tiles: int) -> tuple[int]:
-    """A grid of as many blocks as the GPU runs at once, but not more than there are tiles."""
+    """Return a grid of as many blocks as the GPU runs at once, but not more than there are tiles."""
     num_ctas, occupancy = hints_of(config)
     return (max(1, min(device.sm_count * occupancy // num_ctas, tiles)),)
 
 
 def wrongly_peeled(config: Config) -> str | None:
-    """Why the value of `peeled` (see `product.one_sum` and `dense`) would skip or repeat steps, or None."""
+    """Return why `peeled` (see `product.one_sum` and `dense`) would skip or repeat steps, or None."""
     if config["peeled"] in (0, 1):
         return None
     return f"peeled is {config['peeled']}; it must be 1, for the first step before the loop, or 0"
@@ -84,7 +84,7 @@ _TENSOR_MEMORY_SUMS = 128 * 512
 
 @cache  # a choice asks for each config that it considers
 def overflow(config: Config, arch: Arch, *, item_bytes: int, products: int = 1) -> str | None:
-    """Why an arch cannot hold the tile of a config, or None.
+    """Return why an arch cannot hold the tile of a config, or None.
 
     Args:
         config: The config.
@@ -115,7 +115,7 @@ _ALWAYS_ROWS = 64
 
 
 def waste(config: Config, rows: int) -> str | None:
-    """Why a config wastes work on a product of up to `rows` rows, or None."""
+    """Return why a config wastes work on a product of up to `rows` rows, or None."""
     tile_m, _ = extent(config)
     if tile_m > max(_ALWAYS_ROWS, 2 * rows):
         return f"a tile of {tile_m} rows is more than half empty for {rows}"
@@ -125,7 +125,7 @@ def waste(config: Config, rows: int) -> str | None:
 
 
 def work_of(config: Config, k: int, *, item_bytes: int, products: int = 1) -> Work:
-    """The work of one tile with sums over `k`; the other arguments as for `overflow`."""
+    """Return the work of one tile with sums over `k`; the other arguments as for `overflow`."""
     tile_k, (tile_m, columns) = int(config["tile_k"]), extent(config, products)
     return Work(
         steps=-(-k // tile_k),
@@ -136,7 +136,7 @@ def work_of(config: Config, k: int, *, item_bytes: int, products: int = 1) -> Wo
 
 
 def extent(config: Config, products: int = 1) -> tuple[int, int]:
-    """Rows and columns of the sums that a block holds, for all its products together."""
+    """Return rows and columns of the sums that a block holds, for all its products together."""
     tile_m, tile_n, _ = tile_of(config)
     more = int(config.constants.get("more", 0))
     if config.constants.get("swapped"):

@@ -1,4 +1,4 @@
-"""Split the sums of a product over K (split-K): some blocks sum over a share of K, others add up the shares.
+"""Split the sums of a product over K (split-K): blocks sum over shares of K, others add up the shares.
 
 It is for products whose few rows and columns would leave most of a GPU idle, and for a last wave that would.
 Blocks that add up start after all blocks that multiply, so that no block waits for one that has not begun: a
@@ -23,19 +23,19 @@ from aot_tune.kernels.products.dense_space import WIDTH, left
 from aot_tune.kernels.products.product import columns, multiply_add, rows_from, turned
 
 _MINUS_ZERO = -(2**31)
-"""The bits of float32's -0, which is stored in place of 0."""
+"""Bits of float32's -0, stored in place of 0."""
 
 _NEVER_SO_MANY = 20
-"""A block waits for fewer than 2 to this power elements."""
+"""Binary logarithm of a bound on the elements that a block waits for."""
 
 
 def part_of_sum(
     a: Any, b: Any, m: Any, n: Any, part: Any, splits: Any, shape: Any, by_rows: Any, swapped: Any
 ) -> Any:
-    """The float32 sums of a tile over the `part`-th of `splits` shares of K; transposed if `swapped`.
+    """Sum a tile over the `part`-th of `splits` shares of K in float32; transposed if `swapped`.
 
     The tile's first row is `m`, its first column `n` * tile_n. Every part has two steps or more, and the
-    first two stand before the loop: spurious-wait (README).
+    first two are before the loop: spurious-wait (README).
     """
     tile_m, tile_n, tile_k = shape
     steps = ct.cdiv(a.shape[1], tile_k)
@@ -100,7 +100,7 @@ def slice_of_sum(
 
 
 def index_of_slice(first: Any, n: Any, at: Any, slices: Any, tile: Any, swapped: Any) -> Any:
-    """The first row of a tile's `at`-th slice, its index along the columns, and the columns of a unit.
+    """Return the first row of a tile's `at`-th slice, its index along columns, and the columns of a unit.
 
     `tile` is (rows, columns); the tile's first row is `first`, its first column `n` * columns.
     """
@@ -114,7 +114,7 @@ def index_of_slice(first: Any, n: Any, at: Any, slices: Any, tile: Any, swapped:
 
 
 def scratch(a: torch.Tensor, columns: int) -> torch.Tensor:
-    """Memory in which blocks store their sums: int32, zero between launches, large enough for every config.
+    """Return memory for the sums of blocks: int32, zero between launches, large enough for every config.
 
     Args:
         a: (M, K), the left factor.
@@ -129,17 +129,17 @@ def scratch(a: torch.Tensor, columns: int) -> torch.Tensor:
 
 
 def _in_rows(counters: torch.Tensor) -> torch.Tensor:
-    """The counters of a workspace as (n, `WIDTH`); their number is a multiple of it."""
+    """View the counters of a workspace as (n, `WIDTH`); their number is a multiple of it."""
     # Of meta tensors each is made anew.
     return counters.view(-1, WIDTH) if counters.is_meta else _kept_in_rows(counters)
 
 
 @cache
 def _kept_in_rows(counters: torch.Tensor) -> torch.Tensor:
-    """To make a view takes nearly as long as to launch a kernel; workspaces are few and never freed."""
+    """Keep the views: making one takes nearly as long as a launch; workspaces are few and never freed."""
     return counters.view(-1, WIDTH)
 
 
 def nothing_left(scratch: torch.Tensor) -> Close:
-    """The reference of `scratch` after a launch: the next launch must find zeros."""
+    """Return the reference of `scratch` after a launch: the next launch must find zeros."""
     return Close(value=torch.zeros_like(scratch), rtol=0.0, atol=0.0)

@@ -1,7 +1,7 @@
 """Tile code: the maximum of a row and its sum of exponentials, chunk by chunk, for rows beyond registers.
 
 One pass keeps a running maximum and rescales the running sum when the maximum grows (Milakov and Gimelshein,
-"Online normalizer calculation for softmax", 2018). Knows no kernel.
+"Online normalizer calculation for softmax", 2018). Imports no kernel.
 """
 
 from __future__ import annotations
@@ -15,16 +15,16 @@ from aot_tune.kernels.rows.rows import load_part
 LOG2_E = 1.4426950408889634
 
 LOWEST = -3.4028234663852886e38
-"""The lowest float32 number. With a running maximum of -inf, a chunk that is all -inf would give NaN."""
+"""Lowest float32 number. With a running maximum of -inf, a chunk that is all -inf would give NaN."""
 
 
 def exponential(x: Any) -> Any:
-    """e^x on the special function unit: relative error 1e-6 from -10 to 0; results below 1.2e-38 become 0."""
+    """Compute e^x on the special function unit: relative error 1e-6 from -10 to 0; below 1.2e-38 it is 0."""
     return ct.exp2(x * LOG2_E, flush_to_zero=True)
 
 
 def maximum_and_sum(array: Any, row: Any, chunk: Any, ragged: Any, lanes: Any, vector: Any) -> Any:
-    """The maximum m of a row and the sum of e^(x - m), float32 tiles of shape (1, 1).
+    """Return the maximum m of a row and the sum of e^(x - m), float32 tiles of shape (1, 1).
 
     Reads from the row's end to its start, so that a second pass from the start finds some of it in L2.
 

@@ -1,11 +1,11 @@
-"""Let several blocks share a row: each holds a part of it and exchanges its partial results with the others.
+"""Let several blocks share a row: each holds a part and exchanges partial results with the others.
 
 Stores are relaxed, none is a release: release-joins-loads (README). A number that a block has stored shows by
 itself that it has arrived: it is never all zero bits, and the memory is zero between launches.
 
 The blocks of a row have consecutive indices and wait only for each other. A GPU starts blocks in the order of
 their indices, on which CUB's look-back relies too (cub/device/dispatch/dispatch_scan.cuh). So all blocks of
-the first unfinished row are running, if the GPU holds that many blocks at once. Knows no kernel.
+the first unfinished row are running, if the GPU holds that many blocks at once. Imports no kernel.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 
 _MINUS_ZERO = -(2**31)
-"""The bits of float32's -0, which is stored in place of 0."""
+"""Bits of float32's -0, stored in place of 0."""
 
 _NEVER_SO_MANY = 20
-"""A block has fewer than 2 to this power threads."""
+"""Binary logarithm of a bound on the threads of a block."""
 
 _FEWEST_ROWS = 1024
 """Rows that a workspace holds at least. After any call that shares rows of the same width, that of
@@ -37,7 +37,7 @@ MOST_LANES = 4096
 
 
 def ints(rows: int, lanes: int) -> int:
-    """Elements of `slots`, int32, for this many rows, each shared by at most `lanes` threads.
+    """Return the size of `slots`, in int32 elements, for this many rows of at most `lanes` threads each.
 
     That is up to 16 KB a row, for at least 1024 rows. A workspace that has become too small is kept, since a
     graph may use it. Sizes double, so all smaller workspaces together are smaller than the largest one.
@@ -51,7 +51,7 @@ def fit(rows: int, lanes: int) -> bool:
 
 
 def refusal(config: Config, arch: Arch, lanes: int) -> str | None:
-    """Why the blocks of a config should not share rows, with `slots` for `lanes` threads a row; or None."""
+    """Return why a config's blocks should not share rows, with `slots` for `lanes` threads a row; or None."""
     members = int(config["members"])
     if members * threads(config) > lanes:
         return (
@@ -67,7 +67,7 @@ def refusal(config: Config, arch: Arch, lanes: int) -> str | None:
 
 
 _MOST_VALUES = 4
-"""Numbers that a block tells each other block, at most."""
+"""Most numbers that a block sends to each other block."""
 
 _TOO_MANY_INTS = 1 << 30
 """A workspace has fewer elements than this: it may become twice as large as the request, and cuTile counts
@@ -75,7 +75,7 @@ elements in 32 bits."""
 
 
 def parts(width: int, members: int, cols: int) -> tuple[int, int]:
-    """Parts of `width` columns that a member holds, and how many, from the first, lie inside for all."""
+    """Count a member's parts of `width` columns, and how many, from the first, lie inside for all."""
     count = -(-cols // (width * members))
     return count, min(max(cols // width - (members - 1) * count, 0), count)
 
@@ -87,7 +87,7 @@ def check_all_run(kernel: str, config: Config, device: Device, members: int) -> 
     of this kind on another stream.
 
     Raises:
-        LaunchError: It names the config and says to tune the kernel on this GPU.
+        LaunchError: The message names the config and advises to tune the kernel on this GPU.
     """
     most = at_once(config, device) // 2
     if 1 < members > most:
@@ -99,7 +99,7 @@ def check_all_run(kernel: str, config: Config, device: Device, members: int) -> 
 
 
 def fetch(slots: Any, row: Any, member: Any, members: Any, lanes: Any) -> None:
-    """Bring what this block will read in `exchange` to the L2 cache while it does other work. For kernels.
+    """Prefetch the input of `exchange` to the L2 cache while the block does other work. For kernels.
 
     It adds zeros, which changes nothing at whatever time it happens.
     """
@@ -170,7 +170,7 @@ def exchange(slots: Any, row: Any, member: Any, members: Any, lanes: Any, mine: 
 
 
 def highest_and_sum(found: Any, members: Any) -> Any:
-    """The row's maximum and sum of exponentials, each (1, 1), from its blocks' in two columns of `found`."""
+    """Combine the row's maximum and sum of exponentials, each (1, 1), from its blocks' columns of `found`."""
     places = found.shape[0]
     tops, totals = found.extract((0, 0), (places, 1)), found.extract((0, 1), (places, 1))
     if members < places:

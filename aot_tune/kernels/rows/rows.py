@@ -1,4 +1,4 @@
-"""View tensors as rows, hold rows in registers, and limit what a block holds. Knows no kernel.
+"""View tensors as rows, hold rows in registers, and limit what a block holds. Imports no kernel.
 
 The kernels that work along the last dimension share it.
 """
@@ -24,7 +24,7 @@ _MOST_PARTS = 16
 """Parts of a row, at most: the code and the time to compile it grow with them."""
 
 _OTHER_REGISTERS = 32
-"""Registers that a thread needs beside those of its elements, one each: row-registers (README)."""
+"""Registers that a thread needs in addition to one for each element: row-registers (README)."""
 
 _MOST_REGISTERS, _AT_ONCE = 255, 8
 """Registers of a thread, at most, and the number that they are allocated in multiples of (CUDA C++
@@ -32,7 +32,7 @@ Programming Guide, "Technical Specifications per Compute Capability")."""
 
 
 def registers(arch: Arch, resident: int) -> int:
-    """Registers that each of `resident` threads of a multiprocessor may have."""
+    """Return the registers that each of `resident` threads of a multiprocessor may have."""
     return min(_MOST_REGISTERS, Device.reference(arch).registers_per_sm // resident // _AT_ONCE * _AT_ONCE)
 
 
@@ -72,17 +72,17 @@ def as_rows(kernel: str, name: str, tensor: torch.Tensor) -> torch.Tensor:
 
 
 def threads(config: Config) -> int:
-    """Threads that share a tile: 32 for each warp that computes, in all blocks of a cluster."""
+    """Count the threads that share a tile: 32 for each warp that computes, in all blocks of a cluster."""
     return 32 * config.hints.get("num_worker_warps", 4) * config.hints.get("num_ctas", 1)
 
 
 def at_once(config: Config, device: Device) -> int:
-    """Blocks, or clusters of blocks where num_ctas is above 1, that a GPU runs at once."""
+    """Count the blocks, or clusters where num_ctas is above 1, that a GPU runs at once."""
     return max(1, device.sm_count * config.hints.get("occupancy", 1) // config.hints.get("num_ctas", 1))
 
 
 def part_refusal(width: int, cols: int) -> str | None:
-    """Why a row of `cols` columns should not be held in parts of `width` columns, or None."""
+    """Return why a row of `cols` columns should not be held in parts of `width` columns, or None."""
     if width > edge(cols):
         return f"a part of {width} is more than half empty for {cols} columns"
     if cols > width * _MOST_PARTS:
@@ -91,9 +91,9 @@ def part_refusal(width: int, cols: int) -> str | None:
 
 
 def refusal(config: Config, arch: Arch, elements: int, beside: int = 0) -> str | None:
-    """Why blocks of a config cannot hold `elements` elements of a tile in float32, or None.
+    """Return why blocks of a config cannot hold `elements` elements of a tile in float32, or None.
 
-    `beside` are registers that each thread needs beside those and the usual ones.
+    `beside` are registers that each thread needs in addition to those and the usual ones.
     """
     num_ctas, occupancy = config.hints.get("num_ctas", 1), config.hints.get("occupancy", 1)
     if num_ctas > 1 and arch < Arch(9, 0):
@@ -107,12 +107,12 @@ def refusal(config: Config, arch: Arch, elements: int, beside: int = 0) -> str |
 
 
 def too_wide(cols: int) -> LaunchError:
-    """The error for rows of so many columns that no config holds them."""
+    """Return the error for rows of so many columns that no config holds them."""
     return LaunchError(f"no config holds rows of {cols} columns; pass rows of at most {MOST_ELEMENTS}")
 
 
 def parts(height: int, width: int, rows: int, cols: int) -> tuple[int, int]:
-    """Parts of `width` columns in a row, and how many of them, from the first, lie inside for all blocks.
+    """Count the parts of `width` columns in a row, and those, from the first, that lie inside for all blocks.
 
     That number is 0 where the last block has fewer than `height` rows.
     """
@@ -120,7 +120,7 @@ def parts(height: int, width: int, rows: int, cols: int) -> tuple[int, int]:
 
 
 def exact_width(cols: int, most: int) -> int:
-    """The largest power of two up to `most` that divides the columns, so that no part is partly empty."""
+    """Return the largest power of two up to `most` that divides the columns: no part is partly empty."""
     return min(cols & -cols, most)
 
 
@@ -129,7 +129,7 @@ def load_part(array: Any, index: Any, shape: Any, inside: Any, padding: Any) -> 
 
     TMA would take it through shared memory.
     """
-    if inside:  # unchecked-padding (README): no padding_mode beside check_bounds=False
+    if inside:  # unchecked-padding (README): no padding_mode with check_bounds=False
         tile = ct.load(array, index, shape, check_bounds=False, allow_tma=False)
     else:
         tile = ct.load(array, index, shape, padding_mode=padding, allow_tma=False)

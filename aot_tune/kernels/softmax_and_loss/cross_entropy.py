@@ -46,7 +46,7 @@ def cross_entropy(
     ignore_index: int = -100,
     grad_scale: float | None = None,
 ) -> torch.Tensor:
-    """Cross entropy of each row of logits with its target, not reduced; on request its gradient, in place.
+    """Compute the cross entropy of each row of logits, not reduced; on request its gradient, in place.
 
     Computes in float32; a gradient is rounded once.
 
@@ -68,7 +68,7 @@ def cross_entropy(
         (rows,), float32: the loss of each row.
 
     Raises:
-        LaunchError: An argument cannot be launched; the error names it and says what to pass.
+        LaunchError: An argument cannot be launched; the error names it and what to pass.
     """
     scale = check_cross_entropy(logits, target, ignore_index=ignore_index, grad_scale=grad_scale)
     loss = torch.empty((logits.shape[0],), dtype=torch.float32, device=logits.device)
@@ -115,7 +115,7 @@ def check_cross_entropy(
 
 
 def _slots(logits: torch.Tensor, gradient: bool) -> torch.Tensor:
-    """Memory for the exchange between blocks: int32, zero between launches.
+    """Return memory for the exchange between blocks: int32, zero between launches.
 
     It is large enough for every config, since the launch chooses one only later.
     """
@@ -198,7 +198,7 @@ def _reference(
         "logits": Close(
             value=slopes, rtol=0.0 if exact else eps, atol=0.0 if exact else 2e-7 * abs(grad_scale or 0)
         ),
-        # Blocks set to zero all that they told each other: the next launch must find zeros.
+        # Blocks set to zero all that they exchanged: the next launch must find zeros.
         "slots": Close(value=torch.zeros_like(slots), rtol=0.0, atol=0.0),
     }
 
@@ -251,5 +251,5 @@ cross_entropy_tunable = Tunable(
         _shapes(128256, rows=(1024, 4096), gradient=True, dtype="float16"),
     ],
 )
-"""The declaration. Its `launch` takes logits, target, loss, slots (zeros to work in), ignore_index and
-grad_scale."""
+"""Declaration of cross_entropy. Its `launch` takes logits, target, loss, slots (zeros to work in),
+ignore_index and grad_scale."""

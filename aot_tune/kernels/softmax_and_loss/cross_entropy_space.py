@@ -1,4 +1,4 @@
-"""Cut rows of cross_entropy into chunks and parts: search space, default, legality. Knows no kernel."""
+"""Cut rows of cross_entropy into chunks and parts: search space, default, legality. Imports no kernel."""
 
 from __future__ import annotations
 
@@ -53,11 +53,11 @@ _IN_FLIGHT = 16384
 """Elements that the blocks of a multiprocessor load at once, at least."""
 
 _REGISTERS = {"float32": (1.0, 34), "bfloat16": (0.5, 24), "float16": (0.5, 24)}
-"""Registers of a thread by dtype: for each element that it holds, and beside those, where 16 divides the
+"""Registers of a thread by dtype: for each element that it holds, and further ones, where 16 divides the
 columns: row-registers (README)."""
 
 _UNALIGNED = (1.0, 40)
-"""The same where 16 does not divide the columns: elements of 16 bits are loaded one by one."""
+"""Registers where 16 does not divide the columns: elements of 16 bits are loaded one by one."""
 
 _SHARED = (
     # The fewest members whose registers hold a row have the most loads in flight. The numbers grow by about a
@@ -74,7 +74,7 @@ _READERS = tuple(_config(1024, 4, 4, members=members) for members in (16, 32))
 
 
 def parts(config: Config, cols: int) -> tuple[int, int]:
-    """Parts that each member holds, and how many of them, from the first, lie inside for all members.
+    """Count the parts of each member, and those, from the first, that lie inside for all members.
 
     The second number is the first or one less.
     """
@@ -83,7 +83,7 @@ def parts(config: Config, cols: int) -> tuple[int, int]:
 
 
 def slots(gradient: bool, rows: int, cols: int) -> int:
-    """Elements of `slots`, int32, for the members of any config; 1 where no config shares rows."""
+    """Return the size of `slots`, in int32 elements, for members of any config; 1 without shared rows."""
     if not _may_share(gradient, rows, cols):
         return 1
     return row_groups.ints(rows, _lanes(cols)) if gradient else _FEW * _lanes(cols)
@@ -95,29 +95,29 @@ def _may_share(gradient: bool, rows: int, cols: int) -> bool:
 
 
 def _lanes(cols: int) -> int:
-    """Threads that share a row, at most."""
+    """Return the most threads that share a row."""
     return min(edge(cols) // _FEWEST_ELEMENTS, row_groups.MOST_LANES)
 
 
 def _held(config: Config, problem: Problem) -> int:
-    """Elements of a shared row that a thread holds."""
+    """Count the elements of a shared row that a thread holds."""
     return parts(config, problem.size("vocabulary"))[0] * int(config["chunk"]) // threads(config)
 
 
 def _resident(config: Config) -> int:
-    """Threads that a multiprocessor runs at once."""
+    """Count the threads that a multiprocessor runs at once."""
     return threads(config) * config.hints.get("occupancy", 1)
 
 
 def _needs(problem: Problem) -> tuple[float, int]:
-    """Registers of a thread: for each element that it holds, and beside those."""
+    """Return a thread's registers for each element that it holds, and its further registers."""
     dtype = str(problem["dtype"])
     one_by_one = dtype != "float32" and problem.size("vocabulary") % 16
     return _UNALIGNED if one_by_one else _REGISTERS[dtype]
 
 
 def _unshared(config: Config, arch: Arch, problem: Problem) -> str | None:
-    """Why blocks of a config should not share a row, or None."""
+    """Return why blocks of a config should not share a row, or None."""
     rows, cols, members = problem.size("rows"), problem.size("vocabulary"), int(config["members"])
     if not _may_share(bool(problem["gradient"]), rows, cols):
         return (
@@ -144,14 +144,14 @@ def _unshared(config: Config, arch: Arch, problem: Problem) -> str | None:
 
 
 def space(arch: Arch, problem: Problem) -> tuple[Config, ...]:
-    """All candidates; `legal` drops those that do not suit the vocabulary."""
+    """Return all candidates; `legal` drops those that do not suit the vocabulary."""
     if problem["gradient"]:
         return tuple(dict.fromkeys((*_READ_TWICE, *_SHARED, default(arch, problem))))
     return (*_CHUNKED, *_CLUSTERS, *_READERS) if problem.size("rows") <= _FEW else _CHUNKED
 
 
 def default(arch: Arch, problem: Problem) -> Config:
-    """A config that spills on no arch; for a gradient the fewest members that easily hold a row."""
+    """Choose a config that spills on no arch; for a gradient the fewest members that easily hold a row."""
     if not problem["gradient"]:
         return _config(8192, 8, 2) if problem.size("rows") <= _FEW else _config(4096, 4, 4)
     for occupancy, most in ((4, 76), (2, 176)):
@@ -175,5 +175,5 @@ def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
 
 
 def blocks(config: Config, problem: Problem) -> int:
-    """Blocks of a launch."""
+    """Count the blocks of a launch."""
     return problem.size("rows") * int(config["members"])

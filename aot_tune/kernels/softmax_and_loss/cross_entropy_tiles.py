@@ -29,7 +29,7 @@ def cross_entropy_kernel(  # type: ignore[no-untyped-def]
 ):  # fmt: skip
     """Write the loss of each row and, if `gradient` is set, its gradient.
 
-    With one block a row, `ragged` says whether its last chunk is partly empty. Several `members` of a row
+    With one block a row, `ragged` is whether its last chunk is partly empty. Several `members` of a row
     take its parts in turn: each holds `parts` of `chunk` columns, of which the first `inside` lie inside the
     row for every member.
     """
@@ -43,7 +43,7 @@ def cross_entropy_kernel(  # type: ignore[no-untyped-def]
 
 
 def _column(wanted: Any, cols: Any) -> Any:
-    """The target's column, or -1 where it is not a column: that gives NaN and is never an address."""
+    """Return the target's column, or -1 where it is not a column: that gives NaN and is never an address."""
     return ct.where((wanted >= 0) & (wanted < cols), wanted, -1).astype(ct.int32)
 
 
@@ -161,7 +161,7 @@ def _loaded(own: Any, row: Any, members: Any, shape: Any) -> Any:
 
 
 def _top_and_sum(held: Any, picked: Any, width: Any, parts: Any) -> Any:
-    """The maximum and sum of exponentials of what a member holds; for float32 also the exponentials.
+    """Return a member's maximum and sum of exponentials; for float32 also the exponentials.
 
     The picked logit, which is one of the row's, is part of the maximum too: so each warp has read it before
     any warp tells the other blocks that this one has read all. The maximum is never -inf, which would make
@@ -191,7 +191,7 @@ def _top_and_sum(held: Any, picked: Any, width: Any, parts: Any) -> Any:
 
 
 def _powers_of_two(top: Any) -> Any:
-    """A factor, a product and a correction: e^(x - top) is 2^`_less`(x, factor, product) * correction.
+    """Return factor, product and correction: e^(x - top) is 2^`_less`(x, factor, product) * correction.
 
     This holds for each x up to `top`.
     `product` is rounded, but x * factor is not if the compiler fuses the multiplication with the subtraction:

@@ -66,7 +66,7 @@ def softmax_kernel(  # type: ignore[no-untyped-def]
 def _of_the_whole_row(
     slots: Any, row: Any, member: Any, members: Any, lanes: Any, top: Any, total: Any
 ) -> Any:
-    """The factor that rescales this block's exponentials to the row's maximum, and the row's sum with it."""
+    """Return the factor from this block's exponentials to the row's maximum, and the row's sum with it."""
     mine = ct.cat((top.reshape((1,)), total.reshape((1,))), 0)
     found = exchange(slots, row, member, members, lanes, mine)
     highest, total = highest_and_sum(found, members)
@@ -89,7 +89,7 @@ def _write_shares(x: Any, out: Any, index: Any, width: Any, top: Any, share: Any
 
 
 def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor:
-    """Exponentials of the last dimension of `x`, divided by their sum.
+    """Compute exponentials of the last dimension of `x`, divided by their sum.
 
     Subtracts the row's maximum, computes in float32 and rounds once; exponentials below 1.2e-38 become 0. A
     row that is all -inf, or holds NaN or inf, becomes NaN, as in torch.
@@ -107,7 +107,7 @@ def softmax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> torch.Tensor
         `out`, or the new tensor.
 
     Raises:
-        LaunchError: An argument cannot be launched; the error names it and says what to pass.
+        LaunchError: An argument cannot be launched; the error names it and what to pass.
     """
     check_softmax(x, out=out)
     written = torch.empty_like(x, memory_format=torch.contiguous_format) if out is None else out
@@ -135,7 +135,7 @@ def check_softmax(x: torch.Tensor, *, out: torch.Tensor | None = None) -> None:
 
 
 def _slots(x: torch.Tensor) -> torch.Tensor:
-    """Memory for the exchange between blocks: int32, zero between launches.
+    """Return memory for the exchange between blocks: int32, zero between launches.
 
     It is large enough for every config, since the launch chooses one only later.
     """
@@ -212,5 +212,5 @@ softmax_tunable = Tunable(
         {"dtype": "float32", "rows": Pow2.edges(1, 1024)[::2], "cols": 262144},  # Gemma 3, sampling
     ],
 )
-"""The declaration. ``softmax_tunable.launch(x, out, slots)`` takes x and out as (rows, cols), and zeros as
-slots."""
+"""Declaration: ``softmax_tunable.launch(x, out, slots)`` takes x and out as (rows, cols), and
+zeros as slots."""

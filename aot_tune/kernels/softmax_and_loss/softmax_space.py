@@ -1,4 +1,4 @@
-"""Cut rows of softmax for its blocks: search space, default, legality. Pure; knows no kernel."""
+"""Cut rows of softmax for its blocks: search space, default, legality. Pure: imports no kernel."""
 
 from __future__ import annotations
 
@@ -51,7 +51,7 @@ def shared(cols: int) -> bool:
 
 
 def slots(rows: int, cols: int) -> int:
-    """Elements of `slots`, int32, for the members of any config; 1 where no config shares rows."""
+    """Return the size of `slots`, in int32 elements, for the members of any config; 1 without shared rows."""
     return row_groups.ints(rows, _lanes(cols)) if _may_share(rows, cols) else 1
 
 
@@ -60,12 +60,12 @@ def _may_share(rows: int, cols: int) -> bool:
 
 
 def _lanes(cols: int) -> int:
-    """Threads that share a row, at most: each member holds two parts or more, of 8 columns a thread."""
+    """Return the most threads that share a row: each member holds two or more parts of 8 columns a thread."""
     return min(edge(cols) // (8 * _FEWEST_PARTS), row_groups.MOST_LANES)
 
 
 def space(arch: Arch, problem: Problem) -> tuple[Config, ...]:
-    """All candidates for a number of columns."""
+    """Return all candidates for a number of columns."""
     return _space(edge(problem.size("cols")))
 
 
@@ -88,7 +88,7 @@ def _space(width: int) -> tuple[Config, ...]:
 
 
 def default(arch: Arch, problem: Problem) -> Config:
-    """A config with as many blocks a multiprocessor as spill on no arch."""
+    """Choose as many blocks a multiprocessor as spill on no arch."""
     cols = problem.size("cols")
     width = edge(cols)
     if width <= 4096:
@@ -146,7 +146,7 @@ def legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
 
 
 def cut(config: Config, rows: int, cols: int) -> tuple[int, int, int, int]:
-    """Rows of a block, columns of a part, parts of a block, and how many of them lie inside for all."""
+    """Return rows of a block, columns of a part, parts of a block, and parts that lie inside for all."""
     height, width, members = (int(config[name]) for name in ("height", "width", "members"))
     found = parts(height, width, rows, cols) if members == 1 else row_groups.parts(width, members, cols)
     return height, width, *found

@@ -1,4 +1,4 @@
-"""Limits of an arch and layouts that both fp8 products share. Knows no scale."""
+"""Limits of an arch and layouts that both fp8 products share. Uses no scales."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ UNIT_ROWS = 64
 # What fits --------------------------------------------------------------------------------------
 
 COMPILERS_WARPS = 4
-"""The num_worker_warps that the compiler takes where a config names none."""
+"""num_worker_warps that the compiler takes where a config names none."""
 
 _REGISTER_SUMS = 64 * 128 // 4
 """Sums that a warp holds in registers without spilling; it holds them twice, those of the last 128 columns
@@ -44,7 +44,7 @@ and those of all."""
 def config(
     names: tuple[str, ...], values: tuple[int, ...], num_ctas: int, occupancy: int, warps: int
 ) -> Config:
-    """A config of these constants and hints."""
+    """Make a config of these constants and hints."""
     hints = {"num_ctas": num_ctas, "occupancy": occupancy}
     if warps != COMPILERS_WARPS:
         hints["num_worker_warps"] = warps
@@ -52,7 +52,7 @@ def config(
 
 
 def does_not_fit(config: Config, arch: Arch) -> str | None:
-    """Why an arch cannot hold a config with the constants tile_m, tile_n and tile_k, or None."""
+    """Return why an arch cannot hold a config with the constants tile_m, tile_n and tile_k, or None."""
     if arch < Arch(9, 0):
         return f"cuTile has fp8 from sm90 on, not for {arch}; convert both to bfloat16 and call matmul"
     (tile_m, tile_n, _), (num_ctas, _) = tile_of(config), hints_of(config)
@@ -66,7 +66,7 @@ def does_not_fit(config: Config, arch: Arch) -> str | None:
 
 
 def does_not_suit(config: Config, problem: Problem) -> str | None:
-    """Why a config wastes work on a problem's bucket, or None."""
+    """Return why a config wastes work on a problem's bucket, or None."""
     tile_m, group = int(config["tile_m"]), int(config["group"])
     rows = edge(problem.size("M"))
     if tile_m > max(UNIT_ROWS, 2 * rows):  # tiles of UNIT_ROWS suit every batch
@@ -79,12 +79,12 @@ def does_not_suit(config: Config, problem: Problem) -> str | None:
 
 
 def tiles(config: Config, problem: Problem) -> int:
-    """Tiles of a product."""
+    """Count the tiles of a product."""
     return -(-problem.size("M") // int(config["tile_m"])) * -(-problem.size("N") // int(config["tile_n"]))
 
 
 def grid(config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
-    """A grid of as many blocks as the GPU runs at once, but not more than there are tiles."""
+    """Return a grid of as many blocks as the GPU runs at once, but not more than there are tiles."""
     return persistent_grid(config, device, tiles(config, problem))
 
 
@@ -123,6 +123,6 @@ def _made(name: str, rows: torch.Tensor, wanted: str) -> torch.Tensor:
 
 
 def aligned(rows: int, k: int, device: Any, seed: int) -> torch.Tensor:
-    """Random float8_e4m3fn of shape (rows, k), its rows padded as `laid_out` needs them."""
+    """Draw random float8_e4m3fn of shape (rows, k), its rows padded as `laid_out` needs them."""
     padded = -(-k // ROW_BYTES) * ROW_BYTES
     return inputs.randn((rows, padded), "float8_e4m3fn", device, seed)[:, :k]

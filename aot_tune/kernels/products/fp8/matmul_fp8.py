@@ -83,7 +83,7 @@ def matmul_fp8(
         `out`, or the new tensor.
 
     Raises:
-        LaunchError: An argument cannot be launched; the error names it and says what to pass.
+        LaunchError: An argument cannot be launched; the error names it and what to pass.
     """
     check_matmul_fp8(a, b, scale_a, scale_b, out_dtype=out_dtype, out=out)
     (m, k), n = a.shape, b.shape[1]
@@ -278,4 +278,4 @@ matmul_fp8_tunable = Tunable(
         {"dtype": "float16", "M": (1, 64, 4096), "N": 6144, "K": 4096},  # Llama 3.1 8B FP8, run in float16
     ],
 )
-"""The declaration. ``matmul_fp8_tunable.launch(a, b, scale_a, scale_b, out)`` takes scales of shape (1,)."""
+"""Declaration: ``matmul_fp8_tunable.launch(a, b, scale_a, scale_b, out)`` takes scales of shape (1,)."""

@@ -31,7 +31,7 @@ BLOCK = 128
 
 
 _LATENCY = 8
-"""The latency hint of the loads, in the compiler's scale of 1 to 10: scale-latency (README). On an H200, a
+"""Latency hint of the loads, in the compiler's scale of 1 to 10: scale-latency (README). On an H200, a
 tile of 64 x 128 ran 1.37 times as fast with 5 as without a hint, when its scales were still loaded and not
 gathered."""
 
@@ -201,4 +201,4 @@ matmul_fp8_block_tunable = Tunable(
         {"dtype": "float16", "M": (1, 64, 4096), "N": 10240, "K": 5120},  # Qwen3 32B FP8, run in float16
     ],
 )
-"""The declaration. ``matmul_fp8_block_tunable.launch(a, b, scale_a, scale_b, out)`` takes block scales."""
+"""Declaration: ``matmul_fp8_block_tunable.launch(a, b, scale_a, scale_b, out)`` takes block scales."""
