@@ -1,1 +1,1 @@
-"""Tables of tuned configs: finding, reading, writing and checking them; the states of their times."""
+"""Tables of tuned configs: find, read, write and check them; the states of their times."""

@@ -1,4 +1,4 @@
-"""What is known of tables on another card of their arch than the one that they were measured on. Pure."""
+"""Describe tables that serve another GPU model than the one they were measured on. Pure."""
 
 from __future__ import annotations
 
@@ -12,28 +12,28 @@ _KNOWN = {
         "of the portfolio, in the geometric mean, and matmul 2.5 %"
     ),
 }
-"""What was measured, by the names of the tables' card and of the one here."""
+"""Measured slowdown, by the names of the tables' GPU model and of this machine's."""
 
 
 def measured_on(tables: Iterable[Table]) -> tuple[str, ...]:
-    """The names of the cards that tables were measured on, in order; predictions name none."""
-    measured = (one for one in tables if any(entry.evidence == "measured" for entry in one.entries))
-    return tuple(dict.fromkeys(one.built_with.device_name for one in measured))
+    """Return the names of the GPU models that tables were measured on, in order; predictions name none."""
+    measured = (table for table in tables if any(entry.evidence == "measured" for entry in table.entries))
+    return tuple(dict.fromkeys(table.built_with.device_name for table in measured))
 
 
 def other_card(made: str, here: str) -> str | None:
-    """The sentence about tables of one card that serve another one; None where both are the same.
+    """Return a sentence on tables that serve another GPU model; None where both are the same.
 
     Args:
-        made: The name of the card that the tables were measured on, as the driver gives it.
-        here: The name of the card here.
+        made: The name of the GPU model that the tables were measured on, as the driver gives it.
+        here: The name of this machine's GPU model.
     """
     if made == here:
         return None
-    known = _KNOWN.get((made, here), "how much slower its choices are here was not measured")
+    known = _KNOWN.get((made, here), "how much slower its choices are on this one was not measured")
     return (
-        f"tables were measured on another card of the arch: {made}, and this is {here}. They are used; "
+        f"tables were measured on another GPU model of the arch: {made}, and this is {here}. They are used; "
         f"{known}. In a checkout aot-tune bench regret measures it here, and aot-tune tune KERNEL makes "
-        "tables of this card. Choices between configs that are expected to be as fast follow the card: ranks "
-        "of one job should be on cards of one model"
+        "tables for this model. Choices between configs that are expected to be as fast depend on the model: "
+        "ranks of one job should run on GPUs of one model"
     )

@@ -1,4 +1,4 @@
-"""Read a regular file without blocking; replace a file whole or not at all. Never looks into its content."""
+"""Read a regular file without blocking; replace a file atomically. Never interprets its content."""
 
 from __future__ import annotations
 
@@ -13,11 +13,11 @@ from aot_tune.errors import StoreError, TableError
 from aot_tune.tables.strict_json import MOST_BYTES
 
 _LEFTOVER_SECONDS = 3600.0
-"""A temporary file older than this, in seconds, is a killed writer's: writing takes milliseconds."""
+"""Age, in seconds, from which a temporary file is a killed writer's: writing takes milliseconds."""
 
 
 def open_regular(path: Path) -> int:
-    """Open a regular file for reading without ever waiting; the caller closes the descriptor.
+    """Open a regular file for reading without blocking; the caller closes the descriptor.
 
     Raises:
         StoreError: The file does not exist, is not a regular file, or cannot be read.
@@ -58,14 +58,14 @@ def read_bytes(path: Path) -> bytes:
 
 
 def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
-    """Replace a file whole or not at all, even if the process is killed or power fails meanwhile.
+    """Replace a file atomically, even if the process is killed or power fails meanwhile.
 
     A missing folder is made. An existing file keeps its mode; a new one gets the process's usual mode.
 
     Args:
         path: The file.
         data: Its new content.
-        durable: False for content that can be made again: after a power failure the file may be empty.
+        durable: False for content that can be made again; the file may then be empty after a power failure.
 
     Raises:
         StoreError: The file cannot be written, or is a link or not a regular file; it is left as it was.
@@ -90,7 +90,7 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
 
 
 def check_writable(folder: Path) -> None:
-    """Refuse a folder in which no file could be made, before any work is done. It makes no folder itself.
+    """Refuse a folder in which no file can be made, before any work is done. Makes no folder itself.
 
     Raises:
         StoreError: The folder, or where it is missing the nearest one above it, cannot be written in.
@@ -120,7 +120,7 @@ def check_replaceable(path: Path) -> None:
 
 
 def _mode_of(path: Path) -> int | None:
-    """The mode of an existing file; None where there is no file."""
+    """Return the mode of an existing file; None where no file exists."""
     try:
         status = os.lstat(path)
     except FileNotFoundError:
@@ -148,7 +148,7 @@ def _write_new(path: Path, data: bytes, mode: int | None, *, durable: bool = Tru
 
 
 def _sync_folder(folder: Path) -> None:
-    """Make the rename itself durable. Some network file systems refuse it; the file is whole without it."""
+    """Make a rename durable. Some network file systems refuse it; the file is complete without it."""
     with contextlib.suppress(OSError):
         descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:

@@ -1,4 +1,4 @@
-"""Check that a table fits its kernel's declaration. Reads no file and needs no GPU.
+"""Check that a table fits its kernel's declaration. Reads no file and uses no GPU.
 
 Mistakes that show without the declaration (types, edges, columns) are refused by `aot_tune.tables.reader`.
 """
@@ -22,11 +22,11 @@ if TYPE_CHECKING:
     from aot_tune.declare.declaration import Declaration
 
 Complaint = tuple[str, str]
-"""A pair: what is wrong, and what to do about it, which is empty where the advice is to tune again."""
+"""Pair of the mistake and the next step; the step is empty where it is to tune again."""
 
 
 def entry_complaints(table: Table, tunable: Declaration, entry: Entry, *, own: bool) -> Iterator[Complaint]:
-    """List what is wrong with one entry.
+    """List the mistakes of an entry.
 
     Args:
         table: The entry's table, which has the declaration's axes.
@@ -55,7 +55,7 @@ def entry_complaints(table: Table, tunable: Declaration, entry: Entry, *, own: b
 
 
 def portfolio_complaints(table: Table, tunable: Declaration) -> Iterator[Complaint]:
-    """List what is wrong with a table's portfolio."""
+    """List the mistakes of a table's portfolio."""
     for config in table.portfolio:
         constants = tunable.config_constants(table.arch, config.kernel)
         if tuple(config.constants) != constants:
@@ -66,22 +66,22 @@ def portfolio_complaints(table: Table, tunable: Declaration) -> Iterator[Complai
 
 
 def _candidates(tunable: Declaration, table: Table, entry: Entry) -> tuple[Config, ...]:
-    """The candidates of an entry's bucket; none where the author's code raises for it."""
+    """Return the candidates of an entry's bucket; none where the author's code raises for it."""
     try:
         return tunable.candidates(table.arch, entry.bucket)
-    except Exception:  # whatever it is, `_key_complaints` says what is wrong with the bucket
+    except Exception:  # whatever it is, `_key_complaints` gives the bucket's mistake
         return ()
 
 
 def _key_complaints(tunable: Declaration, bucket: Problem) -> Iterator[Complaint]:
-    """List why no launch would ever look this bucket up."""
+    """List the reasons why no launch looks this bucket up."""
     pattern = tunable.typical_problems[0]
     if bucket.keys() != pattern.keys():
         yield f"its keys are {' '.join(bucket)}, the kernel's problems have {' '.join(pattern)}", ""
         return
     for name, value in bucket.items():
         if type(value) is not type(pattern[name]):
-            yield f"{name} is {value!r}, which is of another type than the kernel's {pattern[name]!r}", ""
+            yield f"{name} is {value!r}, of another type than the kernel's {pattern[name]!r}", ""
             return
     if tunable.bucket_of(bucket) != bucket:
         yield f"no size is looked up here: its bucket is {tunable.bucket_of(bucket)}", ""
@@ -104,7 +104,7 @@ def _config_complaints(table: Table, tunable: Declaration, entry: Entry) -> Iter
         yield f"{config} does not hold the declaration's constants in the kernel's order: {wanted}", ""
         return
     if config not in tunable.space(table.arch, entry.bucket):
-        yield f"{config} is outside the search space", ""  # the author's `legal` need not take such a one
+        yield f"{config} is outside the search space", ""  # the author's `legal` need not accept it
     elif (refusal := tunable.refusal(config, table.arch, entry.bucket)) is not None:
         yield f"{config} is not legal: {refusal}", ""
     if config != default and config not in table.portfolio:
@@ -114,17 +114,19 @@ def _config_complaints(table: Table, tunable: Declaration, entry: Entry) -> Iter
 
 
 def undeclared(tunable: Declaration, table: Table) -> list[Config]:
-    """The table's configs that are in no search space, so that no function of the declaration may meet them.
+    """Return the table's configs that are in no search space.
 
-    It looks in the spaces of the declared problems and, for a table of other shapes, in those of the table's
-    own buckets, `_MOST_BUCKETS` of them at most.
+    No function of the declaration may be called with them.
+
+    The spaces are those of the declared problems and, for a table of other shapes, of at most `_MOST_BUCKETS`
+    of the table's buckets.
 
     Args:
         tunable: The kernel's declaration.
         table: A table in which `mismatch` finds nothing.
     """
     left = set(table.portfolio).union(entry.config for entry in table.entries)
-    for problem in _asked(tunable, table):
+    for problem in _searched(tunable, table):
         # The space of a bucket from a file, by the author's code: whatever it raises, it holds no config.
         with contextlib.suppress(Exception):
             left.difference_update(tunable.declared_space(table.arch, problem))
@@ -134,8 +136,8 @@ def undeclared(tunable: Declaration, table: Table) -> list[Config]:
     return [config for config in dict.fromkeys(configs) if config in left]
 
 
-def _asked(tunable: Declaration, table: Table) -> Iterator[Problem]:
-    """The problems whose spaces `undeclared` looks in; the declared ones first: they have most configs."""
+def _searched(tunable: Declaration, table: Table) -> Iterator[Problem]:
+    """Return the problems whose spaces `undeclared` searches, declared ones first: they have most configs."""
     yield from tunable.typical_problems
     pattern = tunable.typical_problems[0]
     kinds = {name: type(value) for name, value in pattern.items()}
@@ -147,33 +149,34 @@ def _asked(tunable: Declaration, table: Table) -> Iterator[Problem]:
 
 
 _MOST_BUCKETS = 256
-"""The most buckets of a table whose search space is looked at when it is read: a space takes up to 1 ms."""
+"""Most buckets of a table whose search spaces are computed when it is read: a space takes up to 1 ms."""
 
 
 def without(table: Table, configs: Collection[Config]) -> Table:
-    """The table without these configs in its portfolio, and without their times; entries keep winners."""
+    """Return a table without these configs in its portfolio and without their times; entries keep winners."""
     kept = [place for place, config in enumerate(table.portfolio) if config not in configs]
     columns = [*kept, len(table.portfolio)]  # the last column is the default's
 
-    def of(times: tuple[float | None, ...]) -> tuple[float | None, ...]:
+    def kept_of(times: tuple[float | None, ...]) -> tuple[float | None, ...]:
         return tuple(times[place] for place in columns)
 
-    def point(one: Point) -> Point:
-        return replace(one, us=of(one.us), states={name: of(times) for name, times in one.states.items()})
+    def shorter(point: Point) -> Point:
+        states = {name: kept_of(times) for name, times in point.states.items()}
+        return replace(point, us=kept_of(point.us), states=states)
 
     return replace(
         table,
         portfolio=tuple(table.portfolio[place] for place in kept),
-        entries=tuple(replace(e, points=tuple(map(point, e.points))) for e in table.entries),
+        entries=tuple(replace(entry, points=tuple(map(shorter, entry.points))) for entry in table.entries),
     )
 
 
 def mismatch(tunable: Declaration, arch: Arch, table: Table) -> str | None:
-    """Why a well-formed table cannot serve this declaration on this arch; None when it can."""
+    """Return why a well-formed table cannot serve this declaration on this arch; None where it can."""
     if table.kernel != tunable.name:
-        return f"it is the table of {table.kernel!r}, and not of {tunable.name!r}"
+        return f"it is the table of {table.kernel!r}, not of {tunable.name!r}"
     if table.arch != arch:
-        return f"it is the table of {table.arch}, and not of {arch}"
+        return f"it is the table of {table.arch}, not of {arch}"
     declared = {name: axis.kind for name, axis in tunable.axes.items()}
     kinds = {name: axis.kind for name, axis in table.axes.items()}
     if kinds != declared:

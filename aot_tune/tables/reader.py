@@ -53,14 +53,14 @@ from aot_tune.values.problem import Problem
 from aot_tune.values.text import shortened
 
 MOST_CONFIGS = 16
-"""The most configs of a portfolio; a live search runs all of them."""
+"""Most configs of a portfolio; a live search runs all of them."""
 
 MOST_ENTRIES = 4096
-"""The most entries of a table. The largest shipped one has 134. Where all of them are equally near to a new
-size, finding the nearest takes about 5 ms; more shapes may be in a table of another folder."""
+"""Most entries of a table. The largest shipped table has 134. Where all entries are equally near to a new
+size, finding the nearest takes about 5 ms; a table in another folder can hold more shapes."""
 
 MOST_STATES = 8
-"""The most states of a GPU in which an entry or a point has times."""
+"""Most states of a GPU in which an entry or a point has times."""
 
 
 def parse(data: bytes | str) -> Table:
@@ -82,7 +82,7 @@ def parse(data: bytes | str) -> Table:
 
 
 def check_schema(schema: Json) -> None:
-    """Refuse a table of another schema, declared or recorded, by its number.
+    """Refuse a declared or recorded table of another schema, by the schema's number.
 
     Raises:
         NewerSchemaError: A later release wrote it.
@@ -151,13 +151,13 @@ def _check_disturbed(value: Json, path: str) -> None:
 
 
 _ANY_SIZE = 2**64 - 1
-"""The largest whole number that JSON is read with."""
+"""Largest whole number that JSON is read with."""
 
 SIZE = whole("a size of 1 or more", 1, _ANY_SIZE)
 NAME_OF_KERNEL: Shape[str] = checked(_check_name, {"type": "string", "pattern": f"^{NAME}$"})
 ARCH = Shape(_arch, lambda: {"enum": [str(arch) for arch in KNOWN_ARCHS]})
 HASH: Shape[str] = checked(_check_hash, {"type": "string", "pattern": "^[0-9a-f]{16}$"})
-"""The hash of a kernel's code, or of a search space."""
+"""Hash of a kernel's code, or of a search space."""
 
 _EXPONENT = Shape(_exponent, lambda: {"enum": list(NEAR_EXPONENTS)})
 _BY_SIZE = record(
@@ -176,7 +176,7 @@ BUILT_WITH_FIELDS: Fields = {
     "driver": TEXT,
 }
 BUILT_WITH = record(BuiltWith, BUILT_WITH_FIELDS)
-"""The GPU and the software of a table, declared or recorded."""
+"""GPU and software of a table, declared or recorded."""
 
 
 # Configs ----------------------------------------------------------------------------------------------------
@@ -193,21 +193,21 @@ _CONSTANT: Shape[Any] = checked(_check_constant, {"anyOf": [{"type": ["boolean",
 HINT_VALUES: Shape[dict[str, int]] = record(
     dict, {}, {name: choice(values) for name, values in HINTS.items()}
 )
-"""The hints of a launch; the keys are read in canonical order."""
+"""Hints of a launch; the keys are read in canonical order."""
 
 CONFIG = record(_config, {"constants": mapped(_CONSTANT), "hints": HINT_VALUES}, {"kernel": NAME_OF_KERNEL})
 """A config."""
 
 
 def _remembered() -> Shape[Config]:
-    """`CONFIG`, which checks each different one once: the entries of a table repeat few configs often."""
-    found: dict[bytes, Config] = {}
+    """Return `CONFIG` with a memory, so that each distinct config of a table is checked once."""
+    configs: dict[bytes, Config] = {}
 
     def read(value: Json) -> Config:
         text = orjson.dumps(value)
-        config = found.get(text)
+        config = configs.get(text)
         if config is None:
-            config = found[text] = CONFIG.read(value)
+            config = configs[text] = CONFIG.read(value)
         return config
 
     return Shape(read, CONFIG.schema, CONFIG.known)
@@ -228,7 +228,7 @@ _PORTFOLIO = Shape(_portfolio, _CONFIGS.schema, _CONFIGS.known)
 
 
 def _bucket(axes: Axes) -> Shape[Problem]:
-    """The bucket of each entry: its keys are those of the first one that is read, and no two are equal."""
+    """Return the shape of the entries' buckets: all have the first bucket's keys, and no two are equal."""
     keys: tuple[str, ...] | None = None
     seen: set[Problem] = set()
 
@@ -266,7 +266,7 @@ _TIME_TYPES = frozenset({float, type(None)})
 
 
 def _times(columns: int) -> Shape[tuple[float | None, ...]]:
-    """The times of the portfolio and of the default."""
+    """Return the shape of the times of the portfolio and the default."""
 
     def read(value: Json) -> tuple[float | None, ...]:
         times = as_list(value, "")
@@ -287,7 +287,7 @@ def _times(columns: int) -> Shape[tuple[float | None, ...]]:
 
 
 def _states(times: Shape[Any]) -> Shape[dict[str, Any]]:
-    """Times by the name of a state of the GPU, sorted, so that they are written back in one order."""
+    """Return the shape of times by the name of a GPU state, sorted, so that they are written in one order."""
     states = mapped(times, 1, MOST_STATES, "states")
     return Shape(lambda value: dict(sorted(states.read(value).items())), states.schema, states.known)
 
@@ -297,11 +297,11 @@ OPTIONAL_ENTRY_FIELDS: Fields = {
     "disturbed": checked(_check_disturbed, TEXT.schema() | {"minLength": 1}),
     "states": _states(record(StateTimes, {"mean_us": _ABOVE_0, "default_us": _ABOVE_0})),
 }
-"""The keys that an entry may lack."""
+"""Keys that an entry may lack."""
 
 
 def _entry(axes: Axes, columns: int) -> Shape[Entry]:
-    """An entry of a table with these axes, and with this many times at each point."""
+    """Return the shape of an entry with these axes and this many times at each point."""
     sizes: Shape[dict[str, int]] = record(
         dict, {name: SIZE for name, axis in axes.items() if axis.kind == "pow2"}
     )
@@ -335,17 +335,17 @@ def _entries(axes: Axes, columns: int) -> Shape[tuple[Entry, ...]]:
 
 
 def _inside(bucket: Problem, points: tuple[Point, ...]) -> tuple[Point, ...]:
-    """The points of a bucket, sorted by size."""
-    found: dict[tuple[int, ...], Point] = {}
+    """Return the points of a bucket, sorted by size."""
+    by_size: dict[tuple[int, ...], Point] = {}
     for i, point in enumerate(points):
         for name, size in point.size.items():
             if edge(size) != bucket[name]:
                 expected(f"a size in the bucket {name}={bucket[name]}", size, f"points[{i}].size.{name}")
         sizes = tuple(point.size.values())
-        if sizes in found:
+        if sizes in by_size:
             raise TableError("a second point of the same size", f"points[{i}].size")
-        found[sizes] = point
-    return tuple(found[sizes] for sizes in sorted(found))
+        by_size[sizes] = point
+    return tuple(by_size[sizes] for sizes in sorted(by_size))
 
 
 # Tables -----------------------------------------------------------------------------------------------------
@@ -380,9 +380,9 @@ TABLE = record(
         "axes": Shape(_axes, _KINDS.schema),
         "portfolio": _PORTFOLIO,
         "portfolio_regret": number(),
-        # Read by `_table`, since their keys and the number of their times follow from the others.
+        # `_table` reads them, since their keys and the number of their times follow from the other values.
         "entries": Shape(lambda value: value, _ENTRIES.schema, _ENTRIES.known),
     },
     {"kind": choice(("declared",)), "near_exponent": _NEAR_EXPONENT},
 )
-"""The table of a declared kernel."""
+"""Table of a declared kernel."""

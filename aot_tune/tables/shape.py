@@ -1,6 +1,6 @@
-"""Describe JSON values once: a shape reads a value, and makes the JSON Schema of it. Knows no table.
+"""Describe JSON values once: a shape reads a value and makes its JSON Schema. Imports nothing of tables.
 
-Reading is part of every import: places such as ``entries[3].config`` are put together for errors alone.
+Reading is part of every import, so places such as ``entries[3].config`` are built only for errors.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aot_tune.tables.strict_json import (
 T = TypeVar("T")
 
 IDENTIFIERS = {"pattern": r"^[^0-9\s]\S*$", "maxLength": LONGEST_TEXT}
-"""The JSON Schema of Python names as keys; `check_identifiers` demands more."""
+"""JSON Schema of Python names as keys; `check_identifiers` demands more."""
 
 
 def _itself(value: Json, unknown: set[str]) -> Json:
@@ -33,20 +33,20 @@ def _itself(value: Json, unknown: set[str]) -> Json:
 
 @dataclass(frozen=True)
 class Shape(Generic[T]):
-    """The form of a JSON value."""
+    """Form of a JSON value."""
 
     read: Callable[[Json], T]
-    """Value -> what it means. Raises TableError, whose path begins at the value."""
+    """Value -> its meaning. Raises TableError, whose path begins at the value."""
 
     schema: Callable[[], Json]
-    """The JSON Schema. It allows all that `read` does, and more where a rule has no word in JSON Schema."""
+    """Return the JSON Schema. It allows all that `read` does, and more where JSON Schema has no such rule."""
 
     known: Callable[[Json, set[str]], Json] = _itself
-    """The value without the keys that `read` refuses as unknown; their names are added to the set."""
+    """Return the value without the keys that `read` refuses as unknown, and add their names to the set."""
 
 
 def within(error: TableError, step: str) -> NoReturn:
-    """Raise an error again with its place seen from further outside: ``us`` within ``[3]`` is ``[3].us``."""
+    """Raise an error again with an outer step before its path: ``us`` within ``[3]`` is ``[3].us``."""
     dot = "." if error.path and not error.path.startswith("[") else ""
     raise type(error)(error.problem, f"{step}{dot}{error.path}") from None
 
@@ -55,7 +55,7 @@ def within(error: TableError, step: str) -> NoReturn:
 
 
 def checked(check: Callable[[Json, str], Any], schema: Json) -> Shape[Any]:
-    """A value that a function checks and the reader takes as it is."""
+    """Return the shape of a value that a function checks and the reader keeps unchanged."""
 
     def read(value: Json) -> Any:
         check(value, "")
@@ -65,23 +65,23 @@ def checked(check: Callable[[Json, str], Any], schema: Json) -> Shape[Any]:
 
 
 ANY: Shape[Any] = Shape(lambda value: value, dict)
-"""Any value: the caller reads it."""
+"""Any value; the caller reads it."""
 
 TEXT: Shape[str] = checked(check_text, {"type": "string", "maxLength": LONGEST_TEXT})
-"""A short printable text."""
+"""Short printable text."""
 
 
 def number(*, zero: bool = True) -> Shape[float]:
-    """A finite number of 0 or more, or above 0."""
+    """Return the shape of a finite number of 0 or more, or above 0."""
     schema = {"type": "number", "minimum" if zero else "exclusiveMinimum": 0}
     return Shape(lambda value: as_number(value, "", zero=zero), lambda: schema)
 
 
 def whole(what: str, least: int, most: int) -> Shape[int]:
-    """An int from `least` to `most`, and no bool.
+    """Return the shape of an int from `least` to `most`; a bool is refused.
 
     Args:
-        what: What is expected, for the error.
+        what: Name of the expected value, for the error.
         least: The least value.
         most: The largest value.
     """
@@ -95,7 +95,7 @@ def whole(what: str, least: int, most: int) -> Shape[int]:
 
 
 def choice(values: Sequence[T], what: str | None = None) -> Shape[T]:
-    """One of a few values of one type."""
+    """Return the shape of one of a few values of one type."""
     kind = type(values[0])
 
     def read(value: Json) -> T:
@@ -107,7 +107,7 @@ def choice(values: Sequence[T], what: str | None = None) -> Shape[T]:
 
 
 def optional(shape: Shape[T]) -> Shape[T | None]:
-    """A value, or null."""
+    """Return the shape of a value or null."""
 
     def read(value: Json) -> T | None:
         return None if value is None else shape.read(value)
@@ -119,7 +119,7 @@ def optional(shape: Shape[T]) -> Shape[T | None]:
 
 
 def _bounds(what: str, least: int, most: int | None) -> tuple[Callable[[int], None], dict[str, int]]:
-    """How a number of values is checked, and the bounds by the last word of their names in JSON Schema."""
+    """Return a check of a number of values, and its bounds by the prefix of their JSON Schema names."""
     words = f"{least} or more" if most is None else f"{least} to {most}" if least else f"at most {most}"
 
     def check(count: int) -> None:
@@ -132,43 +132,43 @@ def _bounds(what: str, least: int, most: int | None) -> tuple[Callable[[int], No
 def listed(
     item: Shape[T], least: int = 0, most: int | None = None, what: str = "values"
 ) -> Shape[tuple[T, ...]]:
-    """A list of values of one shape.
+    """Return the shape of a list of values of one shape.
 
     Args:
         item: The shape of each value.
         least: The fewest values.
         most: The most values; None: as many as a document holds.
-        what: The plural of what it lists, for the error.
+        what: Plural noun for the values, for the error.
     """
     check, bounds = _bounds(what, least, most)
 
     def read(value: Json) -> tuple[T, ...]:
         items = as_list(value, "")
         check(len(items))
-        found: list[T] = []
+        results: list[T] = []
         try:
-            for one in items:
-                found.append(item.read(one))
+            for element in items:
+                results.append(item.read(element))
         except TableError as error:
-            within(error, f"[{len(found)}]")
-        return tuple(found)
+            within(error, f"[{len(results)}]")
+        return tuple(results)
 
     def schema() -> Json:
         return {"type": "array", "items": item.schema()} | {f"{name}Items": n for name, n in bounds.items()}
 
-    return Shape(read, schema, lambda value, unknown: [item.known(one, unknown) for one in value])
+    return Shape(read, schema, lambda value, unknown: [item.known(element, unknown) for element in value])
 
 
 def mapped(
     item: Shape[T], least: int = 0, most: int | None = None, what: str = "keys"
 ) -> Shape[dict[str, T]]:
-    """An object whose keys are Python names, with values of one shape.
+    """Return the shape of an object whose keys are Python names, with values of one shape.
 
     Args:
         item: The shape of each value.
         least: The fewest keys.
         most: The most keys; None: as many as a document holds.
-        what: The plural of what the keys name, for the error.
+        what: Plural noun for the keys, for the error.
     """
     check, bounds = _bounds(what, least, most)
 
@@ -176,34 +176,35 @@ def mapped(
         check_identifiers(value, "")
         check(len(value))
         name = ""
-        found = {}
+        results = {}
         try:
-            for name, one in value.items():
-                found[name] = item.read(one)
+            for name, element in value.items():
+                results[name] = item.read(element)
         except TableError as error:
             within(error, name)
-        return found
+        return results
 
     def schema() -> Json:
         keys = {"type": "object", "propertyNames": IDENTIFIERS, "additionalProperties": item.schema()}
         return keys | {f"{name}Properties": n for name, n in bounds.items()}
 
-    return Shape(
-        read, schema, lambda value, unknown: {name: item.known(one, unknown) for name, one in value.items()}
-    )
+    def known(value: Json, unknown: set[str]) -> Json:
+        return {name: item.known(element, unknown) for name, element in value.items()}
+
+    return Shape(read, schema, known)
 
 
 Fields = Mapping[str, Shape[Any]]
-"""The shape of each key's value, in the order in which the keys are written."""
+"""Shape of each key's value, in the order in which the keys are written."""
 
 
 def record(make: Callable[..., T], keys: Fields, optional_keys: Fields | None = None) -> Shape[T]:
-    """An object of fixed keys.
+    """Return the shape of an object of fixed keys.
 
     Args:
-        make: Makes the result from the values, which are passed by key.
-        keys: The keys that it has.
-        optional_keys: The keys that it may have.
+        make: Makes the result from the values, passed by key.
+        keys: The required keys.
+        optional_keys: The keys that may be missing.
     """
     may = dict(optional_keys or {})
     names, optional_names = tuple(keys), tuple(may)
@@ -213,17 +214,17 @@ def record(make: Callable[..., T], keys: Fields, optional_keys: Fields | None = 
     def read(value: Json) -> T:
         check_keys(value, "", names, optional_names)
         name = ""
-        found = {}
+        results = {}
         try:
             for name, reader in readers:
-                found[name] = reader(value[name])
-            if len(value) > len(found):
+                results[name] = reader(value[name])
+            if len(value) > len(results):
                 for name, reader in optional_readers:
                     if name in value:
-                        found[name] = reader(value[name])
+                        results[name] = reader(value[name])
         except TableError as error:
             within(error, name)
-        return make(**found)
+        return make(**results)
 
     def schema() -> Json:
         return {
@@ -236,6 +237,6 @@ def record(make: Callable[..., T], keys: Fields, optional_keys: Fields | None = 
     def known(value: Json, unknown: set[str]) -> Json:
         shapes = {**keys, **may}
         unknown.update(value.keys() - shapes.keys())
-        return {name: shapes[name].known(one, unknown) for name, one in value.items() if name in shapes}
+        return {name: shapes[name].known(inner, unknown) for name, inner in value.items() if name in shapes}
 
     return Shape(read, schema, known)

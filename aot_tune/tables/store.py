@@ -1,4 +1,4 @@
-"""Find tables at ``<folder>/<arch>/<kernel>.json`` and read one. Needs no GPU."""
+"""Find and read tables at ``<folder>/<arch>/<kernel>.json``. Uses no GPU."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ from aot_tune.tables.table import Table
 from aot_tune.values.arch import Arch
 
 FOLDER_NAME = "tuned_configs"
-"""The name of the folder of tables: in a package, or next to the package in a checkout."""
+"""Name of the folder of tables, in a package or next to it in a checkout."""
 
 
 # Where ------------------------------------------------------------------------------
 
 
 def package_folder(tunable: Declaration) -> Path:
-    """The folder of a declaration's tables, which need not exist.
+    """Return the folder of a declaration's tables; it need not exist.
 
-    It is ``tables=`` where the declaration names a folder, and else that of `folder_of_package`.
+    It is ``tables=`` where the declaration names a folder, else that of `folder_of_package`.
 
     Raises:
         StoreError: The package has no folder.
@@ -33,24 +33,24 @@ def package_folder(tunable: Declaration) -> Path:
 
 
 def folder_of_package(package: str) -> Path:
-    """The folder of a package's tables, found without importing the package; it need not exist.
+    """Return the folder of a package's tables, without importing the package; it need not exist.
 
     1. ``tuned_configs`` in its top-level package, where it exists
     2. ``tuned_configs`` next to that package, where it exists and a ``pyproject.toml`` marks a checkout
-    3. the same as 1, where a first table will be written
+    3. as 1, where a first table will be written
 
     Raises:
         StoreError: The package has no folder.
     """
     top = _folder_of(package.partition(".")[0])
-    inside, beside = top / FOLDER_NAME, top.parent / FOLDER_NAME
-    if not inside.is_dir() and beside.is_dir() and (top.parent / "pyproject.toml").is_file():
-        return beside
+    inside, adjacent = top / FOLDER_NAME, top.parent / FOLDER_NAME
+    if not inside.is_dir() and adjacent.is_dir() and (top.parent / "pyproject.toml").is_file():
+        return adjacent
     return inside
 
 
 def _folder_of(package: str) -> Path:
-    """The folder of an importable top-level package; the first folder of a namespace package."""
+    """Return the folder of an importable top-level package; the first folder of a namespace package."""
     spec = getattr(sys.modules.get(package), "__spec__", None)
     try:
         spec = spec or find_spec(package)
@@ -66,7 +66,7 @@ def _folder_of(package: str) -> Path:
 
 
 def table_path(folder: Path, arch: Arch, kernel: str) -> Path:
-    """The file of one kernel's table: ``<folder>/sm90/matmul.json``.
+    """Return the file of a kernel's table: ``<folder>/sm90/matmul.json``.
 
     Raises:
         DeclarationError: The kernel's name is not a plain file name.
@@ -76,29 +76,29 @@ def table_path(folder: Path, arch: Arch, kernel: str) -> Path:
 
 
 def right_place(path: Path, table: Table) -> str | None:
-    """The path where a table belongs, such as ``sm100/matmul.json``; None when it is there already."""
+    """Return the path where a misplaced table belongs, such as ``sm100/matmul.json``; None if it is right."""
     right = f"{table.arch}/{table.kernel}.json"
     return right if right != f"{path.parent.name}/{path.name}" else None
 
 
 def listed(folder: Path) -> list[Path]:
-    """All ``<folder>/*/*.json``, sorted, without hidden names; none where the folder does not exist.
+    """List all ``<folder>/*/*.json``, sorted, without hidden names; none where the folder does not exist.
 
     Raises:
         StoreError: The folder cannot be listed.
     """
-    found: list[Path] = []
+    paths: list[Path] = []
     try:
         for arch in _children(folder):
             if arch.is_dir():
-                found += [path for path in _children(arch) if path.suffix == ".json"]
+                paths += [path for path in _children(arch) if path.suffix == ".json"]
     except OSError as error:
         raise StoreError(f"cannot list {folder}: {error.strerror}") from error
-    return sorted(found)
+    return sorted(paths)
 
 
 def listed_in(arch_folder: Path) -> list[Path]:
-    """All ``<arch_folder>/*.json``, sorted, without hidden names; none where the folder does not exist.
+    """List all ``<arch_folder>/*.json``, sorted, without hidden names; none where the folder does not exist.
 
     Raises:
         StoreError: The folder cannot be listed.
@@ -120,7 +120,7 @@ def _children(folder: Path) -> list[Path]:
 
 
 def read_table(path: Path) -> Table:
-    """Read and check one table. Links are followed.
+    """Read and check a table. Links are followed.
 
     Raises:
         StoreError: The file does not exist, is not a regular file, or cannot be read.

@@ -1,6 +1,6 @@
-"""Read JSON that has one meaning, in bounded time and memory, and say where a value is wrong. Knows no table.
+"""Read unambiguous JSON in bounded time and memory; errors name the place. Imports nothing of tables.
 
-Reading is part of every import, so that the usual case is checked by types alone; paths are made for errors.
+Reading is part of every import, so the usual case is checked by types alone; paths are built only for errors.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from aot_tune.errors import TableError
 from aot_tune.values.text import shortened
 
 MOST_BYTES = 16 * 1024 * 1024
-"""The most bytes of a document: larger ones are refused unread. The largest shipped table has 1 % of it."""
+"""Most bytes of a document; larger ones are refused unread. The largest shipped table has 1 % of it."""
 
 MOST_VALUES = 500_000
-"""The most values of a document: 25 times those of a table of 225 entries. 16 MiB of ``{},`` took 470 MB of
+"""Most values of a document, 25 times the values of a table of 225 entries. 16 MiB of ``{},`` took 470 MB of
 memory, 500,000 values take 42 MB."""
 
 LONGEST_TEXT = 200
-"""The most characters of one string: names and versions are short, and they get printed."""
+"""Most characters of a string: names and versions are short, and they are printed."""
 
 Json = Any
-"""What orjson returns: dict, list, str, int, float, bool or None."""
+"""Value that orjson returns: dict, list, str, int, float, bool or None."""
 
 _BOM = b"\xef\xbb\xbf"
 _KEY = re.compile(rb'"\s*:')
@@ -34,7 +34,7 @@ _KINDS = {dict: "an object", list: "a list", type(None): "null"}
 
 
 def loads(data: bytes | str) -> Json:
-    """Parse UTF-8 JSON; refuse what readers may differ in: equal keys, NaN, a BOM, lone surrogates, depth.
+    """Parse UTF-8 JSON; refuse equal keys, NaN, a BOM, lone surrogates and depth, where readers differ.
 
     Raises:
         TableError: The text is not such JSON, or is larger than `MOST_BYTES` or `MOST_VALUES`.
@@ -71,16 +71,16 @@ def loads(data: bytes | str) -> Json:
 
 
 def _distinct(pairs: list[tuple[str, Json]]) -> dict[str, Json]:
-    found: dict[str, Json] = {}
+    document: dict[str, Json] = {}
     for name, value in pairs:
-        if name in found:
+        if name in document:
             raise TableError(f"the key {name!r:.80} appears twice in one object")
-        found[name] = value
-    return found
+        document[name] = value
+    return document
 
 
 def check_keys(value: Json, path: str, keys: tuple[str, ...], optional: tuple[str, ...] = ()) -> None:
-    """Refuse a value that is not an object of exactly these keys, in any order; `optional` ones may lack."""
+    """Refuse a value that is not an object of exactly these keys, in any order, and `optional` ones."""
     if type(value) is not dict:
         expected("an object", value, path)
     if tuple(value) == keys:  # the usual case, quickly
@@ -112,14 +112,14 @@ def check_text(value: Json, path: str) -> None:
 
 
 def as_list(value: Json, path: str) -> list[Json]:
-    """The value itself; refused where it is not a list."""
+    """Return the value; refuse it where it is not a list."""
     if type(value) is not list:
         expected("a list", value, path)
     return value
 
 
 def as_number(value: Json, path: str, *, zero: bool = True) -> float:
-    """The value as a float; refused where it is not a finite number of 0 or more, above 0 without `zero`."""
+    """Return the value as a float; refuse all but finite numbers of 0 or more, above 0 without `zero`."""
     if type(value) not in (int, float) or not 0 <= value < math.inf or (value == 0 and not zero):
         expected("a number of 0 or more" if zero else "a number above 0", value, path)
     return float(value)

@@ -1,4 +1,4 @@
-"""Write a table as JSON text for review: the same bytes for the same table. Does no I/O."""
+"""Write a table as JSON text for review: equal bytes for equal tables. Does no I/O."""
 
 from __future__ import annotations
 
@@ -14,14 +14,14 @@ from aot_tune.values.bucket import Axes
 from aot_tune.values.problem import Problem
 
 US_DECIMALS = 3
-"""The decimals to which microseconds are rounded."""
+"""Decimals to which microseconds are rounded."""
 
 _REGRET_DECIMALS = 4
-"""The decimals to which a regret is rounded."""
+"""Decimals to which a regret is rounded."""
 
 
 def dump(table: Table) -> bytes:
-    """Write a table's text: fixed key order, one config or entry a line, sorted entries, rounded figures.
+    """Return a table's text: fixed key order, one config or entry a line, sorted entries, rounded figures.
 
     ``dump(parse(text)) == text`` holds for every text that this function writes.
 
@@ -80,9 +80,9 @@ def _entry_json(entry: Entry, axes: Axes) -> dict[str, Json]:
     return values
 
 
-def _states(of: dict[str, Json]) -> dict[str, Json]:
-    """The key ``states`` and its value, sorted by name; nothing where there is no state."""
-    return {"states": dict(sorted(of.items()))} if of else {}
+def _states(times: dict[str, Json]) -> dict[str, Json]:
+    """Return the key ``states`` with its times, sorted by name; no key where there are none."""
+    return {"states": dict(sorted(times.items()))} if times else {}
 
 
 def _state(times: StateTimes) -> dict[str, Json]:
@@ -94,12 +94,12 @@ def _times(us: tuple[float | None, ...]) -> list[Json]:
 
 
 def _in_order(bucket: Problem, names: tuple[str, ...]) -> Problem:
-    """The bucket with its names in the order of the table's first entry; a missing name stays missing."""
+    """Return a bucket with its names in the order of the table's first entry; missing names stay missing."""
     return Problem({name: bucket[name] for name in dict.fromkeys((*names, *bucket)) if name in bucket})
 
 
 def microseconds(us: float) -> Json:
-    """Round a time, but never to 0, which the reader refuses. Other values stay, and are refused there."""
+    """Round a time, but never to 0, which the reader refuses. Other invalid values are left to the reader."""
     value = rounded(us)
     return 10**-US_DECIMALS if us > 0 and value == 0 else value
 
@@ -107,22 +107,22 @@ def microseconds(us: float) -> Json:
 def rounded(value: float, decimals: int = US_DECIMALS) -> Json:
     """Round a value; by default a time in microseconds."""
     if not math.isfinite(value):
-        return str(value)  # JSON has no such number; as a text it is refused with its path
+        return str(value)  # JSON has no such number; the reader refuses the text with its path
     return round(float(value), decimals) + 0.0  # -0.0 + 0.0 == 0.0
 
 
 def document(values: Mapping[str, str]) -> str:
-    """A table's text, from the text of each value."""
+    """Return a table's text, from the text of each value."""
     body = ",\n".join(f'  "{key}": {value}' for key, value in values.items())
     return f"{{\n{body}\n}}\n"
 
 
 def line(value: Json) -> str:
-    """A value in one line."""
+    """Return the text of a value in one line."""
     return json.dumps(value, ensure_ascii=False)
 
 
 def lines(values: Iterable[Json]) -> str:
-    """A list with one value a line."""
+    """Return the text of a list with one value a line."""
     text = ",\n".join(f"    {line(value)}" for value in values)
     return f"[\n{text}\n  ]" if text else "[]"

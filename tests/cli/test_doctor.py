@@ -166,10 +166,10 @@ def test_tables_of_another_card_are_remarked_once(
     name = "NVIDIA H100 80GB HBM3"
     here = tuple(Gpu(index=place, name=name, arch=SM90, uuid=str(place)) for place in range(8))
     monkeypatch.setattr(doctor, "visible_gpus", lambda: here)
-    said = [one for one in doctor.diagnose(SM90).remarks if "another card" in one]
+    said = [one for one in doctor.diagnose(SM90).remarks if "another GPU model" in one]
     assert said == [other_card("NVIDIA H200", name)]
     monkeypatch.setattr(doctor, "visible_gpus", lambda: (dataclasses.replace(here[0], name="NVIDIA H200"),))
-    assert not any("another card" in one for one in doctor.diagnose(SM90).remarks)
+    assert not any("another GPU model" in one for one in doctor.diagnose(SM90).remarks)
 
 
 def test_a_cuda_tile_that_was_not_tested_is_remarked(

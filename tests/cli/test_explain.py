@@ -193,7 +193,7 @@ def test_tables_of_another_card_are_remarked(scale: Tunable, monkeypatch: pytest
     here = [Gpu(index=0, name="NVIDIA H100 PCIe", arch=SM90, uuid="a")]
     monkeypatch.setattr("aot_tune.serve.loader.gpus", lambda: here)
     (remark,) = explain(scale, SM90, _problem(64)).remarks
-    assert "another card of the arch: NVIDIA H200, and this is NVIDIA H100 PCIe." in remark
+    assert "another GPU model of the arch: NVIDIA H200, and this is NVIDIA H100 PCIe." in remark
 
 
 @pytest.mark.parametrize(("card", "place"), [("NVIDIA H100 PCIe", 1), ("NVIDIA H200", 0)])

@@ -111,11 +111,11 @@ def _renamed_constants(table: Table) -> Table:
     [
         (
             lambda t: dataclasses.replace(t, arch=Arch.parse("sm100")),
-            "it is the table of sm100, and not of sm90; .*: move it to sm100/scale.json, or remove it",
+            "it is the table of sm100, not of sm90; .*: move it to sm100/scale.json, or remove it",
         ),
         (
             lambda t: dataclasses.replace(t, kernel="other"),
-            "it is the table of 'other', and not of 'scale'; .*: move it to sm90/other.json, or remove it",
+            "it is the table of 'other', not of 'scale'; .*: move it to sm90/other.json, or remove it",
         ),
         (
             _renamed_constants,

@@ -1,4 +1,4 @@
-"""What is said of tables that were measured on another card."""
+"""Messages on tables that were measured on another GPU model."""
 
 from __future__ import annotations
 
@@ -22,20 +22,20 @@ def test_nothing_is_said_of_the_same_card() -> None:
     ("here", "known"),
     [
         ("NVIDIA H100 80GB HBM3", "2.2 % slower with them than with the best of the portfolio"),
-        ("NVIDIA H100 PCIe", "how much slower its choices are here was not measured"),
-        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "how much slower its choices are here was not measured"),
-        ("NVIDIA H200 MIG 1g.18gb", "how much slower its choices are here was not measured"),
-        ("NVIDIA GH200 480GB", "how much slower its choices are here was not measured"),
+        ("NVIDIA H100 PCIe", "how much slower its choices are on this one was not measured"),
+        ("NVIDIA H100 80GB HBM3 MIG 1g.10gb", "how much slower its choices are on this one was not measured"),
+        ("NVIDIA H200 MIG 1g.18gb", "how much slower its choices are on this one was not measured"),
+        ("NVIDIA GH200 480GB", "how much slower its choices are on this one was not measured"),
     ],
 )
 def test_another_card_is_told_with_what_is_known(here: str, known: str) -> None:
     said = other_card("NVIDIA H200", here) or ""
     assert said.startswith(
-        f"tables were measured on another card of the arch: NVIDIA H200, and this is {here}."
+        f"tables were measured on another GPU model of the arch: NVIDIA H200, and this is {here}."
     )
     assert known in said
     assert "aot-tune bench regret" in said
-    assert "ranks of one job should be on cards of one model" in said
+    assert "ranks of one job should run on GPUs of one model" in said
 
 
 def test_what_is_known_of_the_h100_is_what_was_recorded() -> None:

@@ -963,14 +963,15 @@ def test_tables_of_another_card_are_used_with_one_warning_in_a_process(
     said = [str(one.message) for one in seen if one.category is TableWarning]
     assert len(said) == (0 if made == "NVIDIA H200" else 1)
     assert all(
-        f"another card of the arch: {made}, and this is NVIDIA H200. They are used" in one for one in said
+        f"another GPU model of the arch: {made}, and this is NVIDIA H200. They are used" in one
+        for one in said
     )
     assert launched() == [blocks(64, 1024, AT_64), blocks(256, 1024, AT_256)] * 2
 
 
 @pytest.mark.process
 @pytest.mark.parametrize(("made", "taken"), [("NVIDIA H100 80GB HBM3", AT_256), ("NVIDIA H200", AT_64)])
-@pytest.mark.filterwarnings("ignore:tables were measured on another card")
+@pytest.mark.filterwarnings("ignore:tables were measured on another GPU model")
 def test_on_another_card_a_launch_takes_what_loads_less_and_config_for_says_so(
     driver: Driver, launched: Launched, tmp_path: Path, made: str, taken: Config
 ) -> None:
