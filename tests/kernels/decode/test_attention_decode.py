@@ -30,7 +30,7 @@ from aot_tune.values.problem import Problem
 from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, poison, problem
 from tests.support.compiling import SM90_AND_SLOW_ARCHS, compiled
-from tests.support.pairs import pairwise
+from tests.support.pairs import constants, pairwise
 from tests.support.samples import SM90
 
 CPU = torch.device("cpu")
@@ -328,78 +328,54 @@ def test_the_kernel_agrees_with_the_reference(
 
 @pytest.mark.emulated
 @pairwise(
+    "window",
     {
-        "window": (None, 1, 63, 64, 65, 127, 128, 130),
         "form": [
-            {"splits": 1},
-            {"splits": 2},
-            {"splits": 8},
-            {"splits": 1, "gather": True},
-            {"splits": 8, "gather": True},
-            {"splits": 4, "balanced": True, "gather": True},
-            {"splits": 8, "balanced": True},
+            "splits=1",
+            "splits=2",
+            "splits=8",
+            "splits=1 gather=True",
+            "splits=8 gather=True",
+            "splits=4 balanced=True gather=True",
+            "splits=8 balanced=True",
         ],
     },
     [
-        (
-            None,
-            {"splits": 1},
-            {"splits": 2},
-            {"splits": 8, "gather": True},
-            {"splits": 4, "balanced": True, "gather": True},
-        ),
-        (
-            1,
-            {"splits": 1},
-            {"splits": 2},
-            {"splits": 8, "gather": True},
-            {"splits": 4, "balanced": True, "gather": True},
-        ),
+        (None, "splits=1", "splits=2", "splits=8 gather=True", "splits=4 balanced=True gather=True"),
+        (1, "splits=1", "splits=2", "splits=8 gather=True", "splits=4 balanced=True gather=True"),
         (
             63,
-            {"splits": 2},
-            {"splits": 1, "gather": True},
-            {"splits": 4, "balanced": True, "gather": True},
-            {"splits": 8, "balanced": True},
+            "splits=2",
+            "splits=1 gather=True",
+            "splits=4 balanced=True gather=True",
+            "splits=8 balanced=True",
         ),
-        (64, {"splits": 1}, {"splits": 2}, {"splits": 8}, {"splits": 4, "balanced": True, "gather": True}),
-        (
-            65,
-            {"splits": 1},
-            {"splits": 2},
-            {"splits": 4, "balanced": True, "gather": True},
-            {"splits": 8, "balanced": True},
-        ),
-        (
-            127,
-            {"splits": 1},
-            {"splits": 2},
-            {"splits": 8, "gather": True},
-            {"splits": 4, "balanced": True, "gather": True},
-        ),
+        (64, "splits=1", "splits=2", "splits=8", "splits=4 balanced=True gather=True"),
+        (65, "splits=1", "splits=2", "splits=4 balanced=True gather=True", "splits=8 balanced=True"),
+        (127, "splits=1", "splits=2", "splits=8 gather=True", "splits=4 balanced=True gather=True"),
         (
             128,
-            {"splits": 2},
-            {"splits": 1, "gather": True},
-            {"splits": 4, "balanced": True, "gather": True},
-            {"splits": 8, "balanced": True},
+            "splits=2",
+            "splits=1 gather=True",
+            "splits=4 balanced=True gather=True",
+            "splits=8 balanced=True",
         ),
         (
             130,
-            {"splits": 2},
-            {"splits": 1, "gather": True},
-            {"splits": 4, "balanced": True, "gather": True},
-            {"splits": 8, "balanced": True},
+            "splits=2",
+            "splits=1 gather=True",
+            "splits=4 balanced=True gather=True",
+            "splits=8 balanced=True",
         ),
     ],
 )
 def test_every_key_counts_once_at_any_length_window_and_number_of_splits(
-    window: int | None, form: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    window: int | None, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lengths = [1, 16, 63, 64, 65, 128, 129, 200]
     args = made(shape(len(lengths), 200, 2, 1), lengths, window)
     wanted = expected(attention_decode_tunable, args)
-    run(args, config(**form), monkeypatch)
+    run(args, config(**constants(form)), monkeypatch)
     lse = wanted["lse"]
     torch.testing.assert_close(args[6].double(), lse.value, rtol=lse.rtol, atol=lse.atol)
     torch.testing.assert_close(args[5].double(), wanted["out"].value, rtol=2e-2, atol=2e-2)
@@ -407,58 +383,58 @@ def test_every_key_counts_once_at_any_length_window_and_number_of_splits(
 
 @pytest.mark.emulated
 @pairwise(
+    "number",
     {
-        "number": (-1, -2147483648, 2147483647, 1000000, None),
         "window": (None, 40),
         "form": [
-            {"splits": 1, "gather": True},
-            {"splits": 4, "gather": True},
-            {"splits": 4, "balanced": True, "gather": True},
-            {"splits": 2, "tile_n": 128, "gather": True},
-            {"splits": 2},
+            "splits=1 gather=True",
+            "splits=4 gather=True",
+            "splits=4 balanced=True gather=True",
+            "splits=2 tile_n=128 gather=True",
+            "splits=2",
         ],
     },
     [
         (
             -1,
-            (None, {"splits": 4, "balanced": True, "gather": True}),
-            (None, {"splits": 2, "tile_n": 128, "gather": True}),
-            (40, {"splits": 1, "gather": True}),
-            (40, {"splits": 2}),
+            (None, "splits=4 balanced=True gather=True"),
+            (None, "splits=2 tile_n=128 gather=True"),
+            (40, "splits=1 gather=True"),
+            (40, "splits=2"),
         ),
         (
             -2147483648,
-            (None, {"splits": 1, "gather": True}),
-            (None, {"splits": 2}),
-            (40, {"splits": 4, "balanced": True, "gather": True}),
-            (40, {"splits": 2, "tile_n": 128, "gather": True}),
+            (None, "splits=1 gather=True"),
+            (None, "splits=2"),
+            (40, "splits=4 balanced=True gather=True"),
+            (40, "splits=2 tile_n=128 gather=True"),
         ),
         (
             2147483647,
-            (None, {"splits": 1, "gather": True}),
-            (None, {"splits": 2}),
-            (40, {"splits": 4, "balanced": True, "gather": True}),
-            (40, {"splits": 2, "tile_n": 128, "gather": True}),
+            (None, "splits=1 gather=True"),
+            (None, "splits=2"),
+            (40, "splits=4 balanced=True gather=True"),
+            (40, "splits=2 tile_n=128 gather=True"),
         ),
         (
             1000000,
-            (None, {"splits": 4, "gather": True}),
-            (None, {"splits": 2}),
-            (40, {"splits": 1, "gather": True}),
-            (40, {"splits": 4, "balanced": True, "gather": True}),
-            (40, {"splits": 2, "tile_n": 128, "gather": True}),
+            (None, "splits=4 gather=True"),
+            (None, "splits=2"),
+            (40, "splits=1 gather=True"),
+            (40, "splits=4 balanced=True gather=True"),
+            (40, "splits=2 tile_n=128 gather=True"),
         ),
         (
             None,
-            (None, {"splits": 1, "gather": True}),
-            (None, {"splits": 2, "tile_n": 128, "gather": True}),
-            (40, {"splits": 4, "balanced": True, "gather": True}),
-            (40, {"splits": 2}),
+            (None, "splits=1 gather=True"),
+            (None, "splits=2 tile_n=128 gather=True"),
+            (40, "splits=4 balanced=True gather=True"),
+            (40, "splits=2"),
         ),
     ],
 )
 def test_numbers_beside_the_pages_of_a_sequence_may_be_anything_also_those_of_another_s_pages(
-    number: int | None, window: int | None, form: dict[str, Any], monkeypatch: pytest.MonkeyPatch
+    number: int | None, window: int | None, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = made(shape(4, 200, 2, 1), [0, 1, 70, 130], window)
     table = args[3]
@@ -468,7 +444,7 @@ def test_numbers_beside_the_pages_of_a_sequence_may_be_anything_also_those_of_an
         if window is not None:
             row[: max(length - window, 0) // 16] = other[1] if number is None else number
     wanted = expected(attention_decode_tunable, (*args[:3], own.clamp(min=0), *args[4:]))
-    run(args, config(**form), monkeypatch)
+    run(args, config(**constants(form)), monkeypatch)
     torch.testing.assert_close(args[5].double(), wanted["out"].value, rtol=2e-2, atol=2e-2)
 
 

@@ -112,23 +112,8 @@ def test_what_is_compiled_for_a_bucket_serves_all_of_its_sizes(cols: int, tile: 
 
 @pytest.mark.emulated
 @pairwise(
+    "rows cols tile",
     {
-        "rows cols tile": [
-            (1, 1, 512),
-            (3, 5, 256),
-            (17, 100, 512),
-            (9, 128, 1024),
-            (4, 1024, 1024),
-            (2, 2624, 1024),
-            (16, 2624, 1024),
-            (16, 2624, 2048),
-            (6, 768, 1024),
-            (8, 768, 1024),
-            (1, 768, 256),
-            (3, 1500, 4096),
-            (16, 64, 1024),
-            (32, 32, 1024),
-        ],
         "dtype": ("bfloat16", "float16", "float32"),
         "activation": ACTIVATIONS,
     },
@@ -318,8 +303,8 @@ def test_each_unusable_argument_is_named(launched: list[tuple[Any, ...]]) -> Non
 
 @pytest.mark.process
 @pairwise(
+    "rows",
     {
-        "rows": (1, 64, 4096),
         "activation dtype": [("silu", "bfloat16"), ("gelu", "float32"), ("gelu_tanh", "float16")],
         "name": ARCHS,
     },

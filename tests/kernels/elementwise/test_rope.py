@@ -65,19 +65,8 @@ def test_tiles_are_refused_that_a_block_cannot_hold() -> None:
 
 @pytest.mark.emulated
 @pairwise(
+    "tokens heads kv_heads head_dim rotary_dim",
     {
-        "tokens heads kv_heads head_dim rotary_dim": [
-            (1, 1, 1, 2, 2),
-            (3, 4, 2, 8, 8),
-            (5, 5, 3, 64, 64),
-            (2, 40, 8, 128, 128),
-            (4, 3, 1, 80, 32),
-            (2, 2, 1, 3, 2),
-            (3, 5, 5, 96, 24),
-            (2, 4, 4, 96, 96),
-            (2, 3, 1, 80, 80),
-            (2, 8, 2, 10, 6),
-        ],
         "dtype": ("bfloat16", "float16", "float32"),
         "interleaved": (False, True),
         "tile_heads": (1, 4, 64),

@@ -78,18 +78,8 @@ def test_long_rows_have_a_block_each_and_short_ones_share() -> None:
 
 @pytest.mark.emulated
 @pairwise(
+    "rows cols",
     {
-        "rows cols": [
-            (1, 1),
-            (3, 5),
-            (17, 100),
-            (9, 128),
-            (32, 128),
-            (4, 1024),
-            (2, 2880),
-            (3, 1500),
-            (1, 5120),
-        ],
         "dtype": ("bfloat16", "float16", "float32"),
         "warps": (4, 8),
     },

@@ -85,18 +85,8 @@ def test_a_row_is_held_without_empty_lanes_where_parts_divide_it() -> None:
 
 @pytest.mark.emulated
 @pairwise(
+    "rows cols",
     {
-        "rows cols": [
-            (1, 1),
-            (3, 5),
-            (17, 100),
-            (16, 128),
-            (4, 1024),
-            (3, 1500),
-            (7, 768),
-            (8, 768),
-            (13, 768),
-        ],
         "dtype": ("bfloat16", "float16", "float32"),
         "bias": (True, False),
     },

@@ -106,14 +106,8 @@ def test_tiles_and_work_are_those_of_an_even_spread() -> None:
 
 @pytest.mark.emulated
 @pairwise(
+    "tokens experts n k",
     {
-        "tokens experts n k": [
-            (1, 1, 1, 1),
-            (1, 4, 33, 65),
-            (100, 3, 64, 64),
-            (257, 8, 40, 100),
-            (40, 64, 31, 33),
-        ],
         "dtype": ("bfloat16", "float16"),
         "way": WAYS,
     },
@@ -137,15 +131,8 @@ def test_the_kernel_agrees_with_the_reference(
 
 @pytest.mark.emulated
 @pairwise(
+    "ends",
     {
-        "ends": [
-            (0, 0, 7),
-            (7, 7, 7),
-            (0, 16, 16, 33, 33),
-            (15, 31, 47, 64),
-            (150, 150, 301),
-            (1, 2, 3, 4, 5),
-        ],
         "sms": (1, 5, 200),
         "way": WAYS,
     },

@@ -24,7 +24,7 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, poison, problem
-from tests.support.pairs import pairwise
+from tests.support.pairs import constants, pairwise
 from tests.support.samples import SM90
 from tests.support.shared_sums import shares_left
 
@@ -100,59 +100,37 @@ def test_the_work_of_all_tiles_is_the_work_of_the_product(dtype: str, item_bytes
 
 # The kernel -------------------------------------------------------------------------------------
 
-FORMS = [
-    {},
-    {"swapped": 1},
-    {"more": 8},
-    {"more": 8, "swapped": 1},
-    {"peeled": 0},
-    {"peeled": 0, "swapped": 1},
-]
+FORMS = ["", "swapped=1", "more=8", "more=8 swapped=1", "peeled=0", "peeled=0 swapped=1"]
 """The ways to compute a tile."""
 
 
 @pytest.mark.emulated
 @pairwise(
+    "m n k",
     {
-        "m n k": [(1, 1, 1), (64, 96, 64), (65, 97, 65), (5, 200, 31), (257, 257, 33)],
         "dtype": ("bfloat16", "float16", "float32"),
         "form": FORMS,
     },
     [
-        (
-            (1, 1, 1),
-            ("bfloat16", {"swapped": 1}),
-            ("float16", {"more": 8}),
-            ("float32", {"peeled": 0, "swapped": 1}),
-        ),
-        ((64, 96, 64), ("bfloat16", {"swapped": 1}), ("float16", {"more": 8}), ("float32", {"peeled": 0})),
-        (
-            (65, 97, 65),
-            ("bfloat16", {"more": 8, "swapped": 1}),
-            ("float16", {"peeled": 0, "swapped": 1}),
-            ("float32", {}),
-        ),
+        ((1, 1, 1), ("bfloat16", "swapped=1"), ("float16", "more=8"), ("float32", "peeled=0 swapped=1")),
+        ((64, 96, 64), ("bfloat16", "swapped=1"), ("float16", "more=8"), ("float32", "peeled=0")),
+        ((65, 97, 65), ("bfloat16", "more=8 swapped=1"), ("float16", "peeled=0 swapped=1"), ("float32", "")),
         (
             (5, 200, 31),
-            ("bfloat16", {"more": 8, "swapped": 1}),
-            ("float16", {"more": 8, "swapped": 1}),
-            ("float32", {"peeled": 0}),
+            ("bfloat16", "more=8 swapped=1"),
+            ("float16", "more=8 swapped=1"),
+            ("float32", "peeled=0"),
         ),
-        (
-            (257, 257, 33),
-            ("bfloat16", {"peeled": 0}),
-            ("float16", {"swapped": 1}),
-            ("float32", {"more": 8, "swapped": 1}),
-        ),
+        ((257, 257, 33), ("bfloat16", "peeled=0"), ("float16", "swapped=1"), ("float32", "more=8 swapped=1")),
     ],
 )
 def test_the_kernel_agrees_with_the_reference(
-    m: int, n: int, k: int, form: dict[str, int], dtype: str, monkeypatch: pytest.MonkeyPatch
+    m: int, n: int, k: int, form: str, dtype: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = linear_tunable.make_args(shape(m, n, k, dtype), CPU, 1)
     poison(linear_tunable, args)
     wanted = expected(linear_tunable, args)
-    chosen = config(16, 32, 32, **form)
+    chosen = config(16, 32, 32, **constants(form))
     twice = emulator.of_two_tiles(m, extent(chosen)[0], n)
     emulator.run(linear_tunable, args, chosen, monkeypatch, twice=twice)
     assert_agrees(linear_tunable, args, wanted)
@@ -230,27 +208,27 @@ def test_parts_of_a_sum_are_added_up_by_whoever_comes_later(
 
 @pytest.mark.emulated
 @pairwise(
+    "activation",
     {
-        "activation": activations.NAMES,
         "seed": (0, 1),
         "form": FORMS,
     },
     [
-        ("none", (0, {"more": 8, "swapped": 1}), (1, {"peeled": 0})),
-        ("relu", (0, {}), (0, {"more": 8}), (1, {"peeled": 0, "swapped": 1})),
-        ("silu", (0, {"peeled": 0}), (1, {"more": 8, "swapped": 1})),
-        ("gelu", (0, {"more": 8}), (1, {"peeled": 0, "swapped": 1})),
-        ("gelu_tanh", (0, {"more": 8}), (1, {"swapped": 1}), (1, {"peeled": 0})),
+        ("none", (0, "more=8 swapped=1"), (1, "peeled=0")),
+        ("relu", (0, ""), (0, "more=8"), (1, "peeled=0 swapped=1")),
+        ("silu", (0, "peeled=0"), (1, "more=8 swapped=1")),
+        ("gelu", (0, "more=8"), (1, "peeled=0 swapped=1")),
+        ("gelu_tanh", (0, "more=8"), (1, "swapped=1"), (1, "peeled=0")),
     ],
 )
 def test_bias_and_activation_come_after_the_sum(
-    activation: str, seed: int, form: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    activation: str, seed: int, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = linear_tunable.make_args(shape(20, 70, 64, activation=activation), CPU, seed)
     x, weight, out, bias, _, biased, _ = args
     assert biased == (seed == 1)
     wanted = expected(linear_tunable, args)
-    chosen = config(16, 32, 32, **form)
+    chosen = config(16, 32, 32, **constants(form))
     twice = emulator.of_two_tiles(20, extent(chosen)[0], 70)
     emulator.run(linear_tunable, args, chosen, monkeypatch, twice=twice)
     assert_agrees(linear_tunable, args, wanted)

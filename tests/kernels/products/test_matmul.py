@@ -25,7 +25,7 @@ from aot_tune.values.problem import Problem
 from tests.support import emulator
 from tests.support.agree import assert_agrees, expected, poison, problem
 from tests.support.compiling import SM90_AND_SLOW_ARCHS, compiled
-from tests.support.pairs import pairwise
+from tests.support.pairs import constants, pairwise
 from tests.support.samples import SM90
 from tests.support.shared_sums import shares_left
 
@@ -262,73 +262,50 @@ def test_the_work_of_all_tiles_is_the_work_of_the_product() -> None:
 # The kernel -------------------------------------------------------------------------------------
 
 
-FORMS = [
-    {},
-    {"swapped": 1},
-    {"more": 32},
-    {"more": 8},
-    {"more": 8, "swapped": 1},
-    {"peeled": 0},
-    {"peeled": 0, "swapped": 1},
-]
+FORMS = ["", "swapped=1", "more=32", "more=8", "more=8 swapped=1", "peeled=0", "peeled=0 swapped=1"]
 """The ways to compute a tile."""
 
 
 @pytest.mark.emulated
 @pairwise(
+    "m n k",
     {
-        "m n k": [(1, 1, 1), (64, 96, 64), (65, 97, 65), (5, 200, 31), (300, 40, 100), (257, 257, 33)],
         "dtype": ("bfloat16", "float16"),
         "form": FORMS,
     },
     [
         (
             (1, 1, 1),
-            ("bfloat16", {"swapped": 1}),
-            ("bfloat16", {"more": 32}),
-            ("float16", {"more": 8}),
-            ("float16", {"peeled": 0, "swapped": 1}),
+            ("bfloat16", "swapped=1"),
+            ("bfloat16", "more=32"),
+            ("float16", "more=8"),
+            ("float16", "peeled=0 swapped=1"),
         ),
-        (
-            (64, 96, 64),
-            ("bfloat16", {"peeled": 0, "swapped": 1}),
-            ("float16", {"more": 32}),
-            ("float16", {"more": 8}),
-        ),
-        (
-            (65, 97, 65),
-            ("bfloat16", {"more": 8}),
-            ("float16", {"more": 32}),
-            ("float16", {"peeled": 0, "swapped": 1}),
-        ),
+        ((64, 96, 64), ("bfloat16", "peeled=0 swapped=1"), ("float16", "more=32"), ("float16", "more=8")),
+        ((65, 97, 65), ("bfloat16", "more=8"), ("float16", "more=32"), ("float16", "peeled=0 swapped=1")),
         (
             (5, 200, 31),
-            ("bfloat16", {"more": 32}),
-            ("bfloat16", {"more": 8, "swapped": 1}),
-            ("float16", {"peeled": 0, "swapped": 1}),
+            ("bfloat16", "more=32"),
+            ("bfloat16", "more=8 swapped=1"),
+            ("float16", "peeled=0 swapped=1"),
         ),
         (
             (300, 40, 100),
-            ("bfloat16", {"more": 32}),
-            ("bfloat16", {"more": 8, "swapped": 1}),
-            ("float16", {}),
-            ("float16", {"peeled": 0, "swapped": 1}),
+            ("bfloat16", "more=32"),
+            ("bfloat16", "more=8 swapped=1"),
+            ("float16", ""),
+            ("float16", "peeled=0 swapped=1"),
         ),
-        (
-            (257, 257, 33),
-            ("bfloat16", {"more": 32}),
-            ("bfloat16", {"peeled": 0}),
-            ("float16", {"more": 8, "swapped": 1}),
-        ),
+        ((257, 257, 33), ("bfloat16", "more=32"), ("bfloat16", "peeled=0"), ("float16", "more=8 swapped=1")),
     ],
 )
 def test_the_kernel_agrees_with_the_reference(
-    m: int, n: int, k: int, dtype: str, form: dict[str, int], monkeypatch: pytest.MonkeyPatch
+    m: int, n: int, k: int, dtype: str, form: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     args = matmul_tunable.make_args(shape(m, n, k, dtype), CPU, 1)
     poison(matmul_tunable, args)
     wanted = expected(matmul_tunable, args)
-    chosen = config(16, 32, 32, **form)
+    chosen = config(16, 32, 32, **constants(form))
     twice = emulator.of_two_tiles(m, extent(chosen)[0], n)
     emulator.run(matmul_tunable, args, chosen, monkeypatch, twice=twice)
     assert_agrees(matmul_tunable, args, wanted)
@@ -339,13 +316,13 @@ def test_the_kernel_agrees_with_the_reference(
     ("form", "across"), [({}, 6), ({"swapped": 1}, 6), ({"more": 8}, 4), ({"peeled": 0}, 6)], ids=str
 )
 def test_every_tile_is_computed_once_on_any_number_of_multiprocessors(
-    form: dict[str, int], across: int, monkeypatch: pytest.MonkeyPatch
+    form: str, across: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     for sms in (1, 7, 200):
         m, n = 16 * 11 + 3, 16 * 5 + 1
         args = matmul_tunable.make_args(shape(m, n, 16), CPU, 0)
         wanted = expected(matmul_tunable, args)
-        chosen, twice = config(16, 16, 16, **form), emulator.of_two_tiles(m, 16, n)
+        chosen, twice = config(16, 16, 16, **constants(form)), emulator.of_two_tiles(m, 16, n)
         blocks = emulator.run(matmul_tunable, args, chosen, monkeypatch, sms=sms, twice=twice)
         assert blocks == min(sms, 12 * across)
         assert_agrees(matmul_tunable, args, wanted)
@@ -402,35 +379,22 @@ def test_parts_of_a_sum_are_added_up_by_whoever_comes_later(
         assert not bool(args[3].any()), "what parts left is not zero again"
 
 
-LAST_WAVES = [
-    (7, 320, 6, 3),  # 24 tiles: 3 are left, of which 2 blocks share each
-    (20, 320, 16, 3),  # 4 are left for 5 blocks each, 4 at most
-    (23, 325, 4, 3),  # 1 for 4
-    (24, 320, 0, 4),  # none
-    (100, 320, 96, 0),  # all tiles are the last wave, for 4 each
-    (16, 320, 16, 2),  # 8 are left, for 2 each
-    (13, 320, 0, 2),  # 11 are left for one each
-    (23, 112, 0, 3),  # too few steps to share
-]
-"""Multiprocessors, K of steps of 16, shares of tiles, whole tiles of the last row."""
-
-
 @pytest.mark.emulated
 @pairwise(
+    "sms k parts whole",
     {
-        "sms k parts whole": LAST_WAVES,
         "slices": (1, 4),
         "swapped": (0, 1),
     },
     [
-        ((7, 320, 6, 3), (1, 0), (4, 1)),
-        ((20, 320, 16, 3), (1, 0), (4, 1)),
-        ((23, 325, 4, 3), (1, 1), (4, 0)),
-        ((24, 320, 0, 4), (1, 1), (4, 0)),
-        ((100, 320, 96, 0), (1, 0), (4, 1)),
-        ((16, 320, 16, 2), (1, 0), (4, 1)),
-        ((13, 320, 0, 2), (1, 1), (4, 0)),
-        ((23, 112, 0, 3), (1, 1), (4, 0)),
+        ((7, 320, 6, 3), (1, 0), (4, 1)),  # 24 tiles: 3 are left, of which 2 blocks share each
+        ((20, 320, 16, 3), (1, 0), (4, 1)),  # 4 are left for 5 blocks each, 4 at most
+        ((23, 325, 4, 3), (1, 1), (4, 0)),  # 1 for 4
+        ((24, 320, 0, 4), (1, 1), (4, 0)),  # none
+        ((100, 320, 96, 0), (1, 0), (4, 1)),  # all tiles are the last wave, for 4 each
+        ((16, 320, 16, 2), (1, 0), (4, 1)),  # 8 are left, for 2 each
+        ((13, 320, 0, 2), (1, 1), (4, 0)),  # 11 are left for one each
+        ((23, 112, 0, 3), (1, 1), (4, 0)),  # too few steps to share
     ],
 )
 def test_what_the_last_wave_leaves_is_shared(

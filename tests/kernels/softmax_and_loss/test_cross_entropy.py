@@ -239,8 +239,8 @@ def test_a_gpu_that_may_not_hold_a_rows_blocks_is_refused() -> None:
 
 @pytest.mark.emulated
 @pairwise(
+    "rows cols",
     {
-        "rows cols": [(1, 1), (3, 5), (17, 100), (5, 2048), (3, 5000), (2, 9001)],
         "dtype": ("bfloat16", "float16", "float32"),
         "gradient": (True, False),
     },

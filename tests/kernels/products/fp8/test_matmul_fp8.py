@@ -146,14 +146,8 @@ def of_two_tiles(tunable: Tunable, m: int, tile_m: int, n: int) -> int:
 
 @pytest.mark.emulated
 @pairwise(
+    "m n k dtype",
     {
-        "m n k dtype": [
-            (1, 1, 1, "bfloat16"),
-            (64, 96, 128, "float16"),
-            (65, 97, 129, "bfloat16"),
-            (5, 300, 31, "float16"),
-            (130, 257, 400, "bfloat16"),
-        ],
         "tile_m": (16, 64),
         "kernel": tuple(TUNABLES),
     },
