@@ -1,1 +1,1 @@
-"""Measure what the project states about speed, on this machine's GPU. README.md describes each section."""
+"""Measure the project's claims about speed on this machine's GPU. README.md describes each section."""

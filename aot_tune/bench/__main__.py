@@ -1,4 +1,4 @@
-"""Run the bench: print what is measured, write it as JSON, record it, or print the recorded results.
+"""Run the bench: print figures, write them as JSON, record them, or print the recorded results.
 
 Each section runs in a process of its own, because a sweep waits while another process has a context on its
 GPU.
@@ -28,27 +28,27 @@ from aot_tune.errors import AotTuneError, UsageError
 from aot_tune.nvidia.nvml import visible_gpus
 
 MODES = {"--kernels": "kernels.run", "--report": "report", "--left-out": "left_out"}
-"""Word that asks for something else than sections to the module that does it, by ``main(words)``."""
+"""Modules by the option that runs their ``main(words)`` instead of sections."""
 
 SECTIONS = ("lookups", "launch", "scaling", "inside", "regret", "serving", "replay", "declared")
 """Modules of `aot_tune.bench.sections`. Each has ``run(request) -> Iterator[Part]``."""
 
 _BY_NAME = {"declared", "scaling"}
-"""The sections that run only where they are named: one needs to be told what to measure, the other takes
-several times as long as all others."""
+"""Sections that run only where they are named: one needs to know what to measure, the other takes several
+times as long as all others."""
 
 _WITHOUT_A_GPU = {"lookups"}
-"""The sections that run on a machine without a GPU."""
+"""Sections that run on a machine without a GPU."""
 
 _CHOOSING = {"kernel": ("scaling", "inside", "regret", "replay", "declared"), "module": ("declared",)}
-"""Option that chooses what is measured to the sections that take it."""
+"""Sections that take an option, by the option that chooses what is measured."""
 
 _GRACE_S = 10.0
-"""Seconds that a child has to end once it is told to."""
+"""Seconds that a child has to end after the signal."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Run what the words ask for; return the exit status."""
+    """Run what the arguments request; return the exit status."""
     given = list(sys.argv[1:] if arguments is None else arguments)
     if given[:1] == ["--child"]:
         return _child(*given[1:])
@@ -96,8 +96,8 @@ def measure(
 ) -> int:
     """Measure sections on this machine's GPU; lookups needs none.
 
-    Further uses, each with a -h of its own: --kernels times the kernels beside other implementations,
-    --report prints the recorded results, --left-out what the rule between measured sizes leaves.
+    Further uses, each with a -h of its own: --kernels times the kernels against other implementations,
+    --report prints the recorded results, --left-out the regret of the rule between measured sizes.
     """
     wanted = _wanted(sections or (), kernel=kernel, module=module)
     if not visible_gpus() and not _WITHOUT_A_GPU.issuperset(wanted):
@@ -123,11 +123,11 @@ def measure(
 
 
 def _wanted(names: Sequence[str], **chosen: Sequence[str] | None) -> list[str]:
-    """The sections to run, in order.
+    """Return the sections to run, in order.
 
     Args:
-        names: Those that are named; all that run unasked where it is empty.
-        **chosen: Option of `_CHOOSING` to its values.
+        names: Named sections; empty for all that run by default.
+        **chosen: Values by option of `_CHOOSING`.
 
     Raises:
         UsageError: A name or an option is wrong.
@@ -150,13 +150,13 @@ def _wanted(names: Sequence[str], **chosen: Sequence[str] | None) -> list[str]:
 def _section(
     name: str, request: Request, made_with: records.MadeWith | None, results: Path
 ) -> dict[str, Any]:
-    """Run a section in a process of its own; record each part as soon as it is there."""
+    """Run a section in a process of its own; record each part as soon as it is complete."""
     started = time.perf_counter()
     print(f"\n== {name}", flush=True)
     figures: dict[str, Any] = {}
     with tempfile.TemporaryDirectory() as folder:
-        asked = json.dumps(asdict(request))
-        process = subprocess.Popen([sys.executable, "-m", "aot_tune.bench", "--child", name, folder, asked])
+        fields = json.dumps(asdict(request))
+        process = subprocess.Popen([sys.executable, "-m", "aot_tune.bench", "--child", name, folder, fields])
         try:
             for part in _parts(Path(folder), process):
                 figures[part.name] = part.figures
@@ -164,12 +164,12 @@ def _section(
                 if made_with is not None and "failed" not in part.figures:
                     try:
                         _record(results, name, part, made_with)
-                    except AotTuneError as error:  # what is measured costs more than its record
+                    except AotTuneError as error:  # measuring costs more than recording: go on
                         figures["failed"] = f"{part.name} is not recorded: {error}"
                         print(f"failed: {figures['failed']}")
         except BaseException as error:
-            # After Ctrl-C the terminal has told the child too, which ends in its own time.
-            _end(process, told=isinstance(error, KeyboardInterrupt))
+            # After Ctrl-C the terminal has signalled the child too, which ends in its own time.
+            _end(process, signalled=isinstance(error, KeyboardInterrupt))
             raise
         # One section that fails must not lose the others' figures.
         if process.returncode:
@@ -180,7 +180,7 @@ def _section(
 
 
 def _parts(folder: Path, process: subprocess.Popen[bytes]) -> Iterator[Part]:
-    """The parts that a child writes, each once it is complete, until the child has ended."""
+    """Yield the parts that a child writes, each once it is complete, until the child has ended."""
     number, running = 0, True
     while running:
         running = process.poll() is None
@@ -199,9 +199,9 @@ def _record(results: Path, section: str, part: Part, made_with: records.MadeWith
     records.add(results, section, part.name, record)
 
 
-def _end(process: subprocess.Popen[bytes], *, told: bool) -> None:
-    """End a child that would measure for nobody and keep its GPU; `told` where it is ending already."""
-    if not told:
+def _end(process: subprocess.Popen[bytes], *, signalled: bool) -> None:
+    """End a child, which would keep its GPU; `signalled` where it is ending already."""
+    if not signalled:
         process.send_signal(signal.SIGINT)
     try:
         process.wait(_GRACE_S)
@@ -211,7 +211,7 @@ def _end(process: subprocess.Popen[bytes], *, told: bool) -> None:
 
 
 def _written(out: Path, results: dict[str, Any]) -> bool:
-    """Write all results so far; say where that fails, which loses no later section."""
+    """Write all results so far; print a failure, which loses no later section."""
     try:
         out.write_bytes(orjson.dumps(results, option=orjson.OPT_INDENT_2))
     except OSError as error:
@@ -221,28 +221,28 @@ def _written(out: Path, results: dict[str, Any]) -> bool:
 
 
 def _failed(figures: dict[str, Any]) -> bool:
-    return "failed" in figures or any("failed" in each for each in figures.values())
+    return "failed" in figures or any("failed" in part for part in figures.values())
 
 
 def _show(value: Any, indent: str) -> None:
     if isinstance(value, list):
-        for each in value:
-            print(f"{indent}- {each}")
+        for item in value:
+            print(f"{indent}- {item}")
         return
-    for key, each in value.items():
-        if isinstance(each, dict | list) and each:
+    for key, item in value.items():
+        if isinstance(item, dict | list) and item:
             print(f"{indent}{key}:")
-            _show(each, indent + "   ")
+            _show(item, indent + "   ")
         else:
-            print(f"{indent}{key:45s} {each}")
+            print(f"{indent}{key:45s} {item}")
 
 
 # The child --------------------------------------------------------------------------------------
 
 
-def _child(name: str, folder: str, asked: str) -> int:
-    """Run a section as asked; write each part into a file of its own, complete once it has its name."""
-    fields: dict[str, Any] = json.loads(asked)
+def _child(name: str, folder: str, text: str) -> int:
+    """Run a section; write each part into a file of its own, which is complete once it has its name."""
+    fields: dict[str, Any] = json.loads(text)
     request = Request(**{**fields, **{name: tuple(fields[name]) for name in ("kernels", "modules")}})
     section = importlib.import_module(f"aot_tune.bench.sections.{name}")
     for number, part in enumerate(section.run(request)):

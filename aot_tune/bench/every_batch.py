@@ -1,4 +1,4 @@
-"""What one config for every batch costs by the committed tables, as ``bench --report`` prints it."""
+"""Cost of one config for every batch by the committed tables, for ``bench --report``."""
 
 from __future__ import annotations
 
@@ -15,35 +15,35 @@ from aot_tune.values.arch import Arch
 
 @dataclass(frozen=True, kw_only=True)
 class Cost:
-    """The costs of one kernel's choices for every batch, each the worst over all sizes of the batch."""
+    """Costs of a kernel's choices for every batch, each the worst over all sizes of the batch."""
 
     axes: Sequence[str]
-    """The kernel's batch axes."""
+    """Batch axes of the kernel."""
 
     mean: float | None
     """Regret in the geometric mean over the other sizes, percent; None where none was measured."""
 
     worst: float | None
-    """The largest, percent."""
+    """Largest regret, percent."""
 
     groups: int
-    """Number of other sizes that are declared."""
+    """Number of declared sizes of the other axes."""
 
     partly: int
-    """Number of these at which the choice has no time at some size of the batch, or at any."""
+    """Number of these sizes at which the choice has no time at some size of the batch, or at any."""
 
 
 def cost(tunable: Declaration, arch: Arch) -> Cost:
-    """Ask for the choice at each of the declared sizes of the other axes."""
+    """Compute the cost of the choices at the declared sizes of the other axes."""
     every = dispatcher_of(tunable).every_batch(arch)
     firsts = {without_batch(tunable, bucket): bucket for bucket in tunable.buckets}
     regrets, partly = [], 0
     for bucket in firsts.values():
         config = every.choice(bucket, Options(on_miss="nearest")).config
-        one = next((one for one in every.ranking(bucket) if one.config == config), None)
-        partly += one is None or one.untimed > 0
-        if one is not None and one.sizes > one.untimed:
-            regrets.append(one.regret)
+        ranked = next((ranked for ranked in every.ranking(bucket) if ranked.config == config), None)
+        partly += ranked is None or ranked.untimed > 0
+        if ranked is not None and ranked.sizes > ranked.untimed:
+            regrets.append(ranked.regret)
     return Cost(
         axes=tunable.batch_axes,
         mean=100 * (geometric_mean(1 + regret for regret in regrets) - 1) if regrets else None,

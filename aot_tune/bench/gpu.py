@@ -30,40 +30,40 @@ from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 
 _SAMPLES = 21
-"""Calls that `flushed_us` takes the median of."""
+"""Number of calls whose median `flushed_us` takes."""
 
 
 @contextmanager
 def this_gpu() -> Iterator[BenchGpu]:
-    """The GPU, with a compile feed over the folder of cubins that sweeps use too."""
+    """Open the GPU, with a compile feed over the folder of cubins that sweeps use too."""
     with CompileFeed(partial(CompilePool, usable_cores(), folder=CUBINS, yielding=True)) as feed:
         yield BenchGpu(feed)
 
 
 def shipped() -> dict[str, FoundKernel]:
-    """The shipped kernels by name."""
+    """Return the shipped kernels by name."""
     return find_tunables(["aot_tune.kernels"])
 
 
 @dataclass(frozen=True, kw_only=True)
 class Timed:
-    """The times of all candidates of one problem, from one run."""
+    """Times of all candidates of a problem, from one run."""
 
     problem: Problem
-    """The problem."""
+    """Timed problem."""
 
     us: dict[Config, float]
-    """Config to its mean time in microseconds, for each config that ran."""
+    """Mean time in microseconds of each config that ran."""
 
     listed: Shortlist
-    """The candidates that the compiler took, in the model's order, and those it refused."""
+    """Candidates that compiled, in the model's order, and refused ones."""
 
 
 class BenchGpu:
-    """The current device, with a feed that compiles for it.
+    """Current device, with a feed that compiles for it.
 
     Args:
-        feed: Compiles the cubins that are launched.
+        feed: The feed that compiles the launched cubins.
     """
 
     def __init__(self, feed: CompileFeed) -> None:
@@ -79,21 +79,21 @@ class BenchGpu:
         self._round = EventRound()
 
     def plans(
-        self, found: FoundKernel, problems: Sequence[Problem]
+        self, kernel: FoundKernel, problems: Sequence[Problem]
     ) -> tuple[DeviceKernel, tuple[ProblemPlan, ...]]:
         """Plan problems and start compiling all their candidates."""
-        planned = plan(found, self.arch, problems, device=self.device)
+        planned = plan(kernel, self.arch, problems, device=self.device)
         self._feed.submit(planned.jobs)
         return planned.kernel, planned.problems
 
     def plan_configs(self, kernel: DeviceKernel, problem: Problem, configs: Sequence[Config]) -> ProblemPlan:
-        """Plan some configs of a problem beside its default, and start compiling them."""
-        each = plan_only(kernel, problem, configs)
-        self._feed.submit(each.jobs.values())
-        return each
+        """Plan some configs of a problem and its default, and start compiling them."""
+        planned = plan_only(kernel, problem, configs)
+        self._feed.submit(planned.jobs.values())
+        return planned
 
     def plan_served(self, kernel: DeviceKernel, problem: Problem, configs: Sequence[Config]) -> ProblemPlan:
-        """Like `plan_configs`, with configs that only other problems' spaces hold, as serving takes them."""
+        """Plan configs like `plan_configs`, also of other problems' spaces, as serving takes them."""
         wanted = dict.fromkeys((kernel.default(problem), *configs))
         admitted = tuple(config for config in wanted if kernel.failure(problem, config) is None)
         jobs = {config: kernel.job(problem, config) for config in admitted}
@@ -103,60 +103,60 @@ class BenchGpu:
             jobs=jobs,
         )  # fmt: skip
 
-    def cubins(self, each: ProblemPlan) -> dict[Config, Path]:
+    def cubins(self, planned: ProblemPlan) -> dict[Config, Path]:
         """Wait for a plan's compilations; return the cubin of each config that compiled."""
-        results = self._feed.wait({job.key for job in each.jobs.values()}, lambda: None)
+        results = self._feed.wait({job.key for job in planned.jobs.values()}, lambda: None)
         return {
             config: result.path
-            for config, job in each.jobs.items()
+            for config, job in planned.jobs.items()
             if isinstance(result := results[job.key], Compiled)
         }
 
     def launcher(
         self, kernel: DeviceKernel, problem: Problem, config: Config, cubin: Path, args: Sequence[Any]
     ) -> Callable[[], object]:
-        """A function that launches a config on the current stream and does nothing else."""
+        """Make a function that launches a config on the current stream and does nothing else."""
         ready, grid = self._kernel(kernel.tunable, cubin, config), kernel.grid(problem, config)
         arguments = tuple(kernel.tunable.args_fn_on(kernel.device)(config, *args))
         return lambda: ct.launch(torch.cuda.current_stream().cuda_stream, grid, ready, arguments)
 
-    def exhaustive(self, kernel: DeviceKernel, each: ProblemPlan) -> Timed:
+    def exhaustive(self, kernel: DeviceKernel, planned: ProblemPlan) -> Timed:
         """Time every candidate that compiles, fits the device and does not spill registers."""
-        keys = {job.key for job in each.jobs.values()}
+        keys = {job.key for job in planned.jobs.values()}
         compiled = self._feed.wait(keys, lambda: None)
-        listed = shortlist(kernel, each, compiled, exhaustive=True)
-        return Timed(problem=each.problem, us=self.times(kernel, each, listed.configs), listed=listed)
+        listed = shortlist(kernel, planned, compiled, exhaustive=True)
+        return Timed(problem=planned.problem, us=self.times(kernel, planned, listed.configs), listed=listed)
 
     def times(
-        self, kernel: DeviceKernel, each: ProblemPlan, configs: Sequence[Config]
+        self, kernel: DeviceKernel, planned: ProblemPlan, configs: Sequence[Config]
     ) -> dict[Config, float]:
         """Time some configs of one problem. Before each run L2 is filled with other data."""
-        results = self._feed.wait({each.jobs[config].key for config in configs}, lambda: None)
+        results = self._feed.wait({planned.jobs[config].key for config in configs}, lambda: None)
         paths = {
             config: result.path
             for config in configs
-            if isinstance(result := results[each.jobs[config].key], Compiled)
+            if isinstance(result := results[planned.jobs[config].key], Compiled)
         }
         tunable = kernel.tunable
-        args = tunable.make_args(each.problem, self.torch_device, 0)
+        args = tunable.make_args(planned.problem, self.torch_device, 0)
 
         def fresh(config: Config) -> tuple[Any, ...]:
             self._round.flush()
             return tuple(tunable.args_fn_on(kernel.device)(config, *args))
 
-        found = exhaustive_search(
+        result = exhaustive_search(
             list(paths),
             torch.cuda.current_stream().cuda_stream,
-            lambda config: kernel.grid(each.problem, config),
+            lambda config: kernel.grid(planned.problem, config),
             lambda config: self._kernel(tunable, paths[config], config),
             fresh,
             quiet=True,
             flush_l2=False,
         )
-        return {one.config: one.mean_us for one in found.successes}
+        return {measurement.config: measurement.mean_us for measurement in result.successes}
 
     def flushed_us(self, call: Callable[[], object]) -> float:
-        """Median GPU time of a call in microseconds. Before each call L2 is filled with other data."""
+        """Return a call's median GPU time, microseconds. Before each call L2 is filled with other data."""
         for _ in range(3):
             call()
         return statistics.median(self._round([call] * _SAMPLES))

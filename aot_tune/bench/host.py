@@ -1,4 +1,4 @@
-"""Measure the host: time of a launch, and memory of this process. Knows no kernel."""
+"""Measure the host: time of a launch, and memory of this process. Imports no kernel."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ _LAUNCHES = 500
 
 
 def launch_us(call: Callable[[], object], *, launches: int = _LAUNCHES) -> float:
-    """Mean host time in microseconds of a call that launches a kernel, over calls one after another."""
+    """Return the mean host time of a call that launches a kernel, microseconds, over consecutive calls."""
     call()
     torch.cuda.synchronize()
     started = time.perf_counter()
@@ -26,11 +26,11 @@ def launch_us(call: Callable[[], object], *, launches: int = _LAUNCHES) -> float
 
 
 def launches_us(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, float]:
-    """Median over interleaved rounds of `launch_us` of each way to launch.
+    """Return the median over interleaved rounds of `launch_us` of each way to launch.
 
     Args:
-        ways: Name to the call. One with "grad off" in its name is made without grad, as servers run.
-        rounds: Rounds in which each takes its turn.
+        ways: Calls by name. A call with "grad off" in its name runs without grad, as in servers.
+        rounds: Rounds in which each call takes its turn.
     """
     taken: dict[str, list[float]] = {name: [] for name in ways}
     for _ in range(rounds):
@@ -41,6 +41,6 @@ def launches_us(ways: Mapping[str, Callable[[], object]], rounds: int) -> dict[s
 
 
 def resident_mb() -> float:
-    """Resident memory of this process in MiB."""
+    """Return the resident memory of this process, MiB."""
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20

@@ -1,7 +1,7 @@
-"""What the rule between measured sizes leaves on the present tables, with points or buckets left out.
+"""Regret of the rule between measured sizes on the present tables, with points or buckets left out.
 
-``aot-tune bench --left-out`` prints it; it needs no GPU. A size is told as if it had not been measured, and
-its times say what that costs.
+``aot-tune bench --left-out`` prints it and needs no GPU. The rule chooses for a size as if it had not been
+measured, and the size's times give the regret of the choice.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from aot_tune.values.text import aligned
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Summary:
-    """Some sizes together."""
+    """Summary of some sizes."""
 
     sizes: int
     """Number of sizes."""
@@ -35,10 +35,10 @@ class Summary:
     """Regret of the rule's choices in the geometric mean, percent."""
 
     high: float
-    """Its 95th percentile, percent."""
+    """95th percentile of this regret, percent."""
 
     worst: float
-    """The largest, percent."""
+    """Largest regret, percent."""
 
     default: float
     """Regret of the default in the geometric mean, percent."""
@@ -48,7 +48,7 @@ class Summary:
 
 
 def summary(left: Iterable[Left]) -> Summary | None:
-    """Sum up; None without sizes."""
+    """Summarise some sizes; None without sizes."""
     pairs = list(left)
     if not pairs:
         return None
@@ -59,7 +59,7 @@ def summary(left: Iterable[Left]) -> Summary | None:
         high=100 * chosen[math.ceil(0.95 * len(chosen)) - 1],
         worst=100 * chosen[-1],
         default=_mean([default for _, default in pairs]),
-        lost=100 * sum((1 + one) / (1 + other) > 1.03 for one, other in pairs) / len(pairs),
+        lost=100 * sum((1 + choice) / (1 + default) > 1.03 for choice, default in pairs) / len(pairs),
     )
 
 
@@ -68,12 +68,12 @@ def _mean(regrets: Sequence[float]) -> float:
 
 
 WAYS = ("inside", "near", "far")
-"""A point left out of its bucket; all buckets of a size's Exact axes left out, where others are within a
-doubling; the same where they are farther away."""
+"""Ways to leave out: a point of its bucket; all buckets of a size's Exact axes where other buckets are within
+a doubling (near) or farther away (far)."""
 
 
 def main(arguments: Sequence[str]) -> int:
-    """Print what the rule leaves; return the exit status."""
+    """Print the rule's regret; return the exit status."""
     return words.called(_printed, arguments, "aot-tune bench --left-out")
 
 
@@ -83,7 +83,7 @@ def _printed(
     ] = None,
     arch: Annotated[str, typer.Option(metavar="sm90", help="The tables' arch.")] = "sm90",
 ) -> int:
-    """Print what the rule between measured sizes leaves on the present tables; it needs no GPU.
+    """Print the regret of the rule between measured sizes on the present tables; needs no GPU.
 
     A point left out of its bucket (inside); all buckets of a size's exact axes left out, where others are
     within a doubling (near), or farther away (far).
@@ -92,15 +92,15 @@ def _printed(
     rows: list[tuple[str, ...]] = [
         ("kernel", "left out", "sizes", "mean", "95 %", "worst", "default", "lost to it")
     ]
-    for name, way, found in summaries(kernels or shipped(), chosen_arch(arch)):
-        figures = (found.mean, found.high, found.worst, found.default, found.lost)
-        rows.append((name, way, str(found.sizes), *(f"{figure:.2f} %" for figure in figures)))
+    for name, way, total in summaries(kernels or shipped(), chosen_arch(arch)):
+        figures = (total.mean, total.high, total.worst, total.default, total.lost)
+        rows.append((name, way, str(total.sizes), *(f"{figure:.2f} %" for figure in figures)))
     print("\n".join(aligned(rows)))
     return 0
 
 
 def summaries(names: Iterable[str], arch: Arch) -> Iterator[tuple[str, str, Summary]]:
-    """What is left at each way for each of the shipped kernels that are named, then for all of them."""
+    """Summarise each way for each of the named shipped kernels, then for all of them."""
     kernels = shipped()
     together: dict[str, list[Left]] = {way: [] for way in WAYS}
     for name in names:
@@ -108,11 +108,11 @@ def summaries(names: Iterable[str], arch: Arch) -> Iterator[tuple[str, str, Summ
         path = table_path(package_folder(tunable), arch, name)
         for way, left in _of_table(tunable, read_table(path)).items() if path.exists() else ():
             together[way] += left
-            if found := summary(left):
-                yield name, way, found
+            if total := summary(left):
+                yield name, way, total
     for way, left in together.items():
-        if found := summary(left):
-            yield "all", way, found
+        if total := summary(left):
+            yield "all", way, total
 
 
 def _of_table(tunable: Declaration, table: Table) -> dict[str, list[Left]]:

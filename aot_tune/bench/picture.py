@@ -1,4 +1,4 @@
-"""Draw first calls of a library as it comes and replayed from cubins, as an SVG of recorded figures."""
+"""Draw a library's first calls, unchanged and replayed from cubins, as an SVG of recorded figures."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from aot_tune.bench import records
 from aot_tune.bench.sections import replay
 
 FILE = ".github/first-call.svg"
-"""The picture's place in a checkout."""
+"""Path of the picture in a checkout."""
 
 _INK, _SLOW, _FAST = "#727b85", "#8c959f", "#2da44e"
 """Colours of text and of the two bars: each is readable on white and on black."""
 
 _WIDTH, _LEFT, _RIGHT, _TOP = 760, 200, 70, 84
-"""Of the picture, and of what lies left, right and above the bars, in pixels."""
+"""Width of the picture, and space to the left, to the right and above the bars, in pixels."""
 
 _ROW, _BAR = 36, 12
 """Height of an operation and of a bar, in pixels."""
@@ -27,13 +27,13 @@ _ROW, _BAR = 36, 12
 
 @dataclass(frozen=True, kw_only=True)
 class FirstCalls:
-    """The first calls of one device's record."""
+    """First calls of a device's record."""
 
     device: str
     """Product name of the GPU."""
 
     ms: Mapping[str, tuple[float, float]]
-    """Operation that searches to milliseconds as it comes and from cubins, the longest first."""
+    """Milliseconds unchanged and from cubins by operation that searches, the longest first."""
 
     def __str__(self) -> str:
         ranges = [
@@ -46,27 +46,27 @@ class FirstCalls:
 
 
 def first_calls(folder: Path) -> FirstCalls | None:
-    """The first call of a process for each operation; of the device with most of them. None without any."""
+    """Return each operation's first call, of the device with most operations; None without any."""
     by_device = [
         FirstCalls(device=device, ms=_ms({name: record.figures for name, record in recorded.items()}))
         for device, recorded in records.read(folder, "replay").items()
     ]
-    found = max(by_device, key=lambda one: len(one.ms), default=None)
-    return found if found is not None and found.ms else None
+    most = max(by_device, key=lambda calls: len(calls.ms), default=None)
+    return most if most is not None and most.ms else None
 
 
 def _ms(recorded: Mapping[str, Mapping[str, Any]]) -> dict[str, tuple[float, float]]:
-    """Milliseconds of the first shape, whose call also pays for what a process does once."""
-    found: dict[str, tuple[float, float]] = {}
+    """Return milliseconds of the first shape, whose call also pays for a process's one-time work."""
+    ms: dict[str, tuple[float, float]] = {}
     for name in replay.SHAPES:
-        for one in [*recorded.get(name, {}).get("shapes", {}).values()][:1]:
-            if one["searches"] and "cubins" in one["first_ms"] and replay.COMPILED not in one:
-                found[name] = one["first_ms"]["bare"], one["first_ms"]["cubins"]
-    return dict(sorted(found.items(), key=lambda one: -one[1][0]))
+        for shape in [*recorded.get(name, {}).get("shapes", {}).values()][:1]:
+            if shape["searches"] and "cubins" in shape["first_ms"] and replay.COMPILED not in shape:
+                ms[name] = shape["first_ms"]["bare"], shape["first_ms"]["cubins"]
+    return dict(sorted(ms.items(), key=lambda item: -item[1][0]))
 
 
 def svg(calls: FirstCalls) -> str:
-    """Horizontal bars on a logarithmic scale that begins at 1 ms."""
+    """Draw horizontal bars on a logarithmic scale that begins at 1 ms."""
     decades = max(1, math.ceil(math.log10(max(slow for slow, _ in calls.ms.values()))))
     bottom = _TOP + _ROW * len(calls.ms)
     return "\n".join(
@@ -129,6 +129,6 @@ def _text(x: float, y: float, text: str, *, extra: str = "") -> str:
 
 
 def _time(ms: float) -> str:
-    """Milliseconds with two digits, and seconds from one on."""
+    """Format milliseconds with two digits, as seconds from one second on."""
     value, unit = (ms / 1000, "s") if ms >= 1000 else (ms, "ms")
     return f"{value:.1f} {unit}" if value < 10 else f"{value:.0f} {unit}"

@@ -1,7 +1,7 @@
 """Read and write recorded results: ``results/<device>/<section>.json``, each record with its provenance.
 
-A record says what it was made with and which source and portfolio of each kernel it measured, so that a
-later reader can tell whether it is out of date. Prints nothing and measures nothing.
+A record states how it was made, and which source and portfolio of each kernel it measured, so that a later
+reader can check whether it is out of date. Prints nothing and measures nothing.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from aot_tune.tables import files, store
 from aot_tune.values.arch import Arch
 
 RESULTS = Path(__file__).with_name("results")
-"""The folder of the committed results."""
+"""Folder of the committed results."""
 
 MOST_SHAPES = 12
 """Most shapes of a kernel that a record holds."""
@@ -48,13 +48,13 @@ _DIGITS = 5
 
 @dataclass(frozen=True, kw_only=True)
 class MadeWith:
-    """The machine, the versions and the command that a record was made with."""
+    """Machine, versions and command of a record."""
 
     device: str
     """Product name of the GPU."""
 
     arch: str
-    """Its architecture, such as ``sm90``."""
+    """Architecture of the GPU, such as ``sm90``."""
 
     driver: str
     """Version of the GPU driver."""
@@ -75,15 +75,15 @@ class MadeWith:
     """CPU cores that the operating system reports."""
 
     date: str
-    """The day of the run in UTC, such as ``2026-01-31``."""
+    """Day of the run in UTC, such as ``2026-01-31``."""
 
     command: str
-    """The command that made it, without the places it wrote to."""
+    """Command of the run, without the paths it wrote to."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Stamp:
-    """The state of a kernel that a record measured."""
+    """State of a kernel that a record measured."""
 
     source_hash: str
     """Hash of the declaration's source, 16 hexadecimal digits."""
@@ -94,16 +94,16 @@ class Stamp:
 
 @dataclass(frozen=True, kw_only=True)
 class Record:
-    """One kernel's results, or those of one part of a section."""
+    """Results of a kernel, or of a part of a section."""
 
     made_with: MadeWith
-    """The machine, the versions and the command."""
+    """Machine, versions and command."""
 
     kernels: Mapping[str, Stamp]
-    """Kernel name to the state that was measured, for each kernel that the figures depend on."""
+    """Measured state of each kernel that the figures depend on, by name."""
 
     figures: Mapping[str, Any]
-    """What was measured. The keys are the section's own."""
+    """Measured figures. The keys are the section's own."""
 
 
 # Provenance -------------------------------------------------------------------------------------
@@ -113,7 +113,7 @@ def made_with(words: Sequence[str]) -> MadeWith:
     """Describe this machine and its versions.
 
     Args:
-        words: Arguments of ``aot-tune bench``. Options that name a place on the machine are left out.
+        words: Arguments of ``aot-tune bench``. Options that name a path of the machine are left out.
 
     Raises:
         UsageError: This machine has no GPU that cuTile compiles for.
@@ -143,10 +143,10 @@ def made_with(words: Sequence[str]) -> MadeWith:
 
 @cache
 def present(arch: str) -> Mapping[str, Stamp]:
-    """The present state of every shipped kernel. Imports the kernels at the first call."""
+    """Return the present state of every shipped kernel. Imports the kernels at the first call."""
     return {
-        name: Stamp(source_hash=source_hash(found.tunable), portfolio=_portfolio(found.tunable, arch))
-        for name, found in find_tunables([OWN_KERNELS]).items()
+        name: Stamp(source_hash=source_hash(kernel.tunable), portfolio=_portfolio(kernel.tunable, arch))
+        for name, kernel in find_tunables([OWN_KERNELS]).items()
     }
 
 
@@ -168,15 +168,15 @@ def out_of_date(record: Record) -> bool:
 
 
 def folder_name(device: str) -> str:
-    """The name of a device's folder: ``NVIDIA H200`` becomes ``nvidia-h200``."""
+    """Return the name of a device's folder: ``NVIDIA H200`` becomes ``nvidia-h200``."""
     return re.sub(r"[^a-z0-9]+", "-", device.lower()).strip("-")
 
 
 def add(folder: Path, section: str, name: str, record: Record) -> Path:
-    """Put a record into its section's file, in place of an earlier one of the same name; return the path.
+    """Write a record to its section's file, in place of an earlier record of the name; return the path.
 
-    The file is replaced in one step, so that a run that is cut off keeps all records before. Processes that
-    add to the same folder at once, each on a GPU of its own, wait for each other.
+    The file is replaced in one step, so that an interrupted run keeps all earlier records. Processes that add
+    to the same folder at once, each on a GPU of its own, wait for each other.
 
     Raises:
         StoreError: The file cannot be written.
@@ -189,7 +189,7 @@ def add(folder: Path, section: str, name: str, record: Record) -> Path:
         fcntl.flock(held, fcntl.LOCK_EX)
         records: dict[str, Any] = {}
         if path.exists():
-            _records(path)  # what cannot be read is not written over
+            _records(path)  # an unreadable file is not overwritten
             records = json.loads(files.read_bytes(path))
         records[name] = asdict(record)
         files.write_atomic(path, dump(records).encode())
@@ -199,7 +199,7 @@ def add(folder: Path, section: str, name: str, record: Record) -> Path:
 
 
 def check_addable(folder: Path, sections: Iterable[str], device: str) -> None:
-    """Make a device's folder, and refuse before anything is measured what `add` would refuse afterwards.
+    """Make a device's folder, and refuse before measuring what `add` would refuse afterwards.
 
     Raises:
         StoreError: A section's file cannot be written.
@@ -215,10 +215,10 @@ def check_addable(folder: Path, sections: Iterable[str], device: str) -> None:
 
 
 def check_out(path: Path) -> None:
-    """Make the folder of the file of a run's figures, and refuse one that cannot be written.
+    """Make the folder of the file of a run's figures, and refuse a file that cannot be written.
 
     Raises:
-        StoreError: The file cannot be written, or there is a folder in its place.
+        StoreError: The file cannot be written, or its path is a folder.
     """
     _make(path.parent)
     if path.is_dir():
@@ -242,23 +242,23 @@ def _path(folder: Path, device: str, section: str) -> Path:
 
 
 def read(folder: Path, section: str) -> dict[str, dict[str, Record]]:
-    """All records of a section: device to the record's name to the record. Devices are sorted.
+    """Read all records of a section: device to the record's name to the record. Devices are sorted.
 
     Raises:
         AotTuneError: A file is not one that `add` wrote; the message names it.
     """
-    found: dict[str, dict[str, Record]] = {}
+    by_device: dict[str, dict[str, Record]] = {}
     for path in sorted(folder.glob(f"*/{section}.json")):
         for name, record in _records(path).items():
-            found.setdefault(record.made_with.device, {})[name] = record
-    return found
+            by_device.setdefault(record.made_with.device, {})[name] = record
+    return by_device
 
 
 def check_held(folder: Path, sections: Iterable[str]) -> None:
     """Refuse a folder in which `read` finds no record of any section, such as a mistyped one.
 
     Raises:
-        UsageError: There is none; the message names the folder above where that is the right one.
+        UsageError: The folder has none; the message names the parent folder where that is the right one.
     """
     names = [f"{section}.json" for section in sections]
     if any((device / name).is_file() for device in folder.glob("*") for name in names):
@@ -270,7 +270,7 @@ def check_held(folder: Path, sections: Iterable[str]) -> None:
 
 
 def _records(path: Path) -> dict[str, Record]:
-    """The records of a file by their names.
+    """Read the records of a file by their names.
 
     Raises:
         StoreError: The file cannot be read.
@@ -294,15 +294,15 @@ def _record(value: Mapping[str, Any]) -> Record:
 
 
 def dump(value: object) -> str:
-    """JSON that a person can review: numbers are rounded, and each object in a list has its own line."""
+    """Format JSON for review: numbers are rounded, and each object in a list has its own line."""
     return _lines(_rounded(value), "") + "\n"
 
 
 def _rounded(value: object) -> object:
     if isinstance(value, Mapping):
-        return {str(key): _rounded(each) for key, each in value.items()}
+        return {str(key): _rounded(item) for key, item in value.items()}
     if isinstance(value, list | tuple):
-        return [_rounded(each) for each in value]
+        return [_rounded(item) for item in value]
     if isinstance(value, float):
         if value == 0 or not math.isfinite(value):
             return value
@@ -315,13 +315,13 @@ def _rounded(value: object) -> object:
 def _lines(value: object, indent: str, *, within: int = _WIDTH) -> str:
     flat = json.dumps(value)
     inside = indent + "  "
-    if isinstance(value, list) and any(isinstance(each, dict) for each in value):
-        return "[\n" + ",\n".join(inside + json.dumps(each) for each in value) + f"\n{indent}]"
+    if isinstance(value, list) and any(isinstance(item, dict) for item in value):
+        return "[\n" + ",\n".join(inside + json.dumps(item) for item in value) + f"\n{indent}]"
     if isinstance(value, dict) and value and (len(flat) > within or indent == "" or _nested(value)):
-        rows = (f"{inside}{json.dumps(key)}: {_lines(each, inside)}" for key, each in value.items())
+        rows = (f"{inside}{json.dumps(key)}: {_lines(item, inside)}" for key, item in value.items())
         return "{\n" + ",\n".join(rows) + f"\n{indent}}}"
     return flat
 
 
 def _nested(value: Mapping[str, object]) -> bool:
-    return any(isinstance(each, dict | list) and each for each in value.values())
+    return any(isinstance(item, dict | list) and item for item in value.values())

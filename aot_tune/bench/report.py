@@ -1,6 +1,6 @@
 """`aot-tune bench --report`: the recorded results and the gains of the committed tables, in Markdown.
 
-``--report`` prints all blocks. ``--report --write`` replaces what stands between these two lines in README
+``--report`` prints all blocks. ``--report --write`` replaces the text between these two lines in README
 files, for each name in `BLOCKS`, and draws the picture of `aot_tune.bench.picture`::
 
     <!-- report: NAME -->
@@ -45,22 +45,22 @@ RUNS: Mapping[str, str] = {
     "scaling": "aot-tune bench scaling --problems 16 --record",
     "declared": "aot-tune bench declared --module tests.support.tilegym_declared.bmm --record",
 }
-"""Section to the command that records it on a GPU host."""
+"""Command that records a section on a GPU host, by section."""
 
 SM90 = Arch.parse("sm90")
-"""The arch of the committed tables."""
+"""Arch of the committed tables."""
 
 _CHECKOUT = Path(__file__).parents[2]
-"""The folder of the README at the top."""
+"""Folder of the top README."""
 
 _IN_DETAIL = ("matmul", "linear")
-"""The kernels with rows of their own among what the rule leaves."""
+"""Kernels with rows of their own in the block left-out."""
 
 _GOOD = 0.8
-"""Part of the ideal that a sweep on several GPUs is hoped to reach."""
+"""Target efficiency of a sweep on several GPUs, part of the ideal."""
 
 _OUT_OF_DATE = " (out of date)"
-"""Stands behind the name of a row whose kernels have changed since it was measured."""
+"""Suffix of the name of a row whose kernels have changed since it was measured."""
 
 _MARKED = re.compile(r"(<!-- report: (?P<name>[\w-]+) -->\n)(?P<text>.*?)(<!-- report: end -->)", re.S)
 
@@ -80,7 +80,7 @@ def _reported(
 ) -> int:
     """Print the recorded results and the gains of the committed tables, in Markdown.
 
-    With --write they replace what stands between two lines of README files:
+    With --write they replace the text between two lines of README files:
     <!-- report: NAME --> and <!-- report: end -->. Without README files these are this checkout's, whose
     picture of first calls is drawn too.
     """
@@ -93,7 +93,7 @@ def _reported(
             print(f"## {name}\n\n{block(name, results)}")
         return 0
     before = {path: _text(path) for path in paths or readmes()}
-    # All are made before the first is written: a file that is refused leaves the others as they are.
+    # All texts are made before the first is written: a refused file leaves the others unchanged.
     after = {path: filled(text, results, where=str(path)) for path, text in before.items()}
     if not paths and (calls := picture.first_calls(results)) is not None:
         drawn = _CHECKOUT / picture.FILE
@@ -106,7 +106,7 @@ def _reported(
 
 
 def _text(path: Path) -> str:
-    """The text of a README file that can be written.
+    """Read the text of a README file that can be written.
 
     Raises:
         StoreError: The file cannot be read, or not be written.
@@ -122,7 +122,7 @@ def _text(path: Path) -> str:
 
 
 def readmes() -> list[Path]:
-    """The README files of this checkout that hold blocks."""
+    """Return the README files of this checkout that hold blocks."""
     rooms = ("bench", "declare", "serve")
     return [
         _CHECKOUT / "README.md",
@@ -132,28 +132,28 @@ def readmes() -> list[Path]:
 
 
 def filled(text: str, folder: Path = records.RESULTS, *, where: str = "the text") -> str:
-    """A text with its blocks replaced by the present ones.
+    """Replace a text's blocks by the present ones.
 
     Args:
         text: Markdown.
         folder: The recorded results.
-        where: What to call the text in an error.
+        where: Name of the text in errors.
 
     Raises:
         UsageError: A marker names no block, or has no end.
     """
     opened = len(re.findall(r"^<!-- report: (?!end -->)", text, re.M))
-    found = list(_MARKED.finditer(text))
-    if opened != len(found) or any("<!-- report:" in one["text"] for one in found):
+    marked = list(_MARKED.finditer(text))
+    if opened != len(marked) or any("<!-- report:" in match["text"] for match in marked):
         raise UsageError(f"{where}: each <!-- report: NAME --> needs its own <!-- report: end -->")
-    unknown = [one["name"] for one in found if one["name"] not in BLOCKS]
+    unknown = [match["name"] for match in marked if match["name"] not in BLOCKS]
     if unknown:
         raise UsageError(f"{where}: no block is called {' '.join(unknown)}; there is {' '.join(BLOCKS)}")
-    return _MARKED.sub(lambda one: one[1] + block(one["name"], folder) + one[4], text)
+    return _MARKED.sub(lambda match: match[1] + block(match["name"], folder) + match[4], text)
 
 
 def block(name: str, folder: Path = records.RESULTS) -> str:
-    """The Markdown of one block, which ends in a line break."""
+    """Return the Markdown of one block, which ends in a line break."""
     return "\n".join(BLOCKS[name](folder)) + "\n"
 
 
@@ -161,11 +161,11 @@ def block(name: str, folder: Path = records.RESULTS) -> str:
 
 
 SUMMARY = ("matmul", "matmul_fp8", "attention", "attention_decode", "rms_norm", "softmax")
-"""The kernels of the README at the top: one of each family that has a rival of PyTorch's own."""
+"""Kernels of the README at the top: one of each family that has a rival of PyTorch's own."""
 
 
 def _summary(folder: Path) -> Iterator[str]:
-    """Six kernels: the gain of the tables, and the fastest rival."""
+    """Yield six kernels: the gain of the tables, and the fastest rival."""
     tables = _tables()
     device = _device_of(tables)
     recorded = records.read(folder, "kernels").get(device, {})
@@ -192,7 +192,7 @@ def _summary(folder: Path) -> Iterator[str]:
 
 
 def _kernels(folder: Path) -> Iterator[str]:
-    """Two tables: what tuning gives, and each rival, with the bandwidth of a copy where it applies."""
+    """Yield two tables: the gain of tuning, and each rival, with the bandwidth of a copy where it applies."""
     tables = _tables()
     yield from _table(
         ["kernel", "declared shapes", "tuned over default", "best", "portfolio"],
@@ -232,7 +232,7 @@ def _rival_rows(kernel: str, record: Record) -> Iterator[list[str]]:
 
 
 def _gains(table: Table | None) -> list[str]:
-    """The geometric mean and the largest of the default's time over the tuned one's in a table."""
+    """Return the geometric mean and the largest of the default's time over the tuned one's in a table."""
     if table is None or not table.entries:
         return ["", ""]
     gains = [entry.gain for entry in table.entries]
@@ -250,7 +250,7 @@ def _mean_and_worst(ratios: Mapping[str, float]) -> list[str]:
 
 
 def _ratios(shapes: Sequence[Shape], over: Sequence[str]) -> dict[str, float]:
-    """Shape to the time of the fastest of some contenders over the tuned one's."""
+    """Return each shape's time of the fastest of some contenders over the tuned one's."""
     return {str(shape): ratio for shape in shapes if (ratio := shape.ahead(over)) is not None}
 
 
@@ -263,7 +263,7 @@ def _fastest_of(rivals: Sequence[str]) -> str:
 
 
 def _tables() -> dict[str, Table]:
-    """Kernel to its committed table of measured entries, for the arch that has most of them."""
+    """Return the committed tables of measured entries by kernel, for the arch that has most of them."""
     by_arch: dict[str, dict[str, Table]] = {}
     for path in store.listed(store.folder_of_package(OWN_KERNELS)):
         table = store.read_table(path)
@@ -282,7 +282,7 @@ def _order(tables: Mapping[str, Table], recorded: Mapping[str, Record]) -> list[
 
 
 def _first_call(folder: Path) -> Iterator[str]:
-    """The picture, as the README at the top shows it."""
+    """Yield the picture, as the README at the top shows it."""
     calls = picture.first_calls(folder)
     yield f"![{calls}]({picture.FILE})" if calls is not None else _not_measured("replay")
 
@@ -325,11 +325,11 @@ def _serving(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
 
 
 def _after_prime(title: str, processes: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:
-    seconds = statistics.median(one["prime_seconds"] for one in processes)
+    seconds = statistics.median(process["prime_seconds"] for process in processes)
     loaded, plans = processes[-1]["signatures loaded"], processes[-1]["plans"]
     yield [f"{title}: `prime`", f"{seconds:.1f} s for {loaded} signatures and {plans} problems"]
     for kernel in ("rms_norm", "matmul", "rope"):
-        ratios = [one[kernel]["waited for: first / later"] for one in processes]
+        ratios = [process[kernel]["waited for: first / later"] for process in processes]
         text = f"{statistics.median(ratios):.2f}, highest {max(ratios):.2f}"
         yield [f"{title}: first launch over later ones, `{kernel}`", text]
 
@@ -405,21 +405,21 @@ def _replay(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
     rows = []
     for name, figures in operations.items():
         title = f"`{name}`" if figures["searches"] else f"`{name}`, no search"
-        for shape, one in figures["shapes"].items():
-            first = [_ms({"_ms": one["first_ms"].get(process)}, "") for process in replay.VARIANTS]
-            if replay.COMPILED in one:
+        for shape, times in figures["shapes"].items():
+            first = [_ms({"_ms": times["first_ms"].get(process)}, "") for process in replay.VARIANTS]
+            if replay.COMPILED in times:
                 first[-1] += ", compiled"
-            later, gpu = one["later_us"], one["gpu_us"]
-            ratio = one["gpu, replayed / bare"]["compiled"]
+            later, gpu = times["later_us"], times["gpu_us"]
+            ratio = times["gpu, replayed / bare"]["compiled"]
             row = [title, f"`{shape}`", *first, f"{later['bare']:.1f} us", f"{later['compiled']:.1f} us"]
             spread = f"{ratio['median']:.3f} ({ratio['least']:.3f} to {ratio['most']:.3f})"
             rows.append([*row, f"{gpu['bare']:.1f} us", spread])
             title = ""
     yield from _table(heads, rows)
     yield ""
-    said = replay.summary(operations)
+    totals = replay.summary(operations)
     for process in replay.VARIANTS[1:]:
-        if (ups := said.get(f"speed-up, {process}")) is not None:
+        if (ups := totals.get(f"speed-up, {process}")) is not None:
             where = "from cubins" if process == "cubins" else "compiled on the spot"
             yield (
                 f"First calls {where}: {ups['geometric mean']:.1f} times as fast as the library comes "
@@ -429,16 +429,16 @@ def _replay(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
         ("recorded winner over own", "Recorded winners"),
         ("later calls over bare", "Later calls"),
     ):
-        slower = [f"`{at}`" for at in said[do]["slower beyond noise"]] if do in said else []
+        slower = [f"`{at}`" for at in totals[do]["slower beyond noise"]] if do in totals else []
         yield f"{title} that are slower beyond noise: {'; '.join(slower) or 'none'}."
     means = replay.later_means(operations)
     if means:
-        told = ", ".join(f"{where} {mean:.2f}" for where, mean in means.items())
-        yield f"Later calls over those of the library as it comes, geometric means: {told}."
+        listed = ", ".join(f"{where} {mean:.2f}" for where, mean in means.items())
+        yield f"Later calls over those of the library as it comes, geometric means: {listed}."
 
 
 def _scaling(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
-    """A row of each number of GPUs, then the winners that do not tie with those of one GPU."""
+    """Yield a row of each number of GPUs, then the winners that do not tie with those of one GPU."""
     heads = ["GPUs", "cores", "sweep", "of ideal", "measuring", "starting processes", "waiting for compilers"]
     heads += ["idle", "compiling, of all cores", "winners unlike one GPU's", "of these tie"]
     runs = {name: recorded[name].figures for name in sorted(recorded, key=_gpus_in)}
@@ -458,7 +458,7 @@ def _scaling(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
         )
     yield from _table(heads, rows)
     yield ""
-    whole = {_gpus_in(name)[0]: one["sweep_s"] for name, one in runs.items() if scaling.KILLED not in name}
+    whole = {_gpus_in(name)[0]: run["sweep_s"] for name, run in runs.items() if scaling.KILLED not in name}
     if len(whole) > 1:
         shared, fixed = statistics.linear_regression([1 / gpus for gpus in whole], list(whole.values()))
         off = max(abs(fixed + shared / gpus - seconds) for gpus, seconds in whole.items())
@@ -471,13 +471,13 @@ def _scaling(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
         yield ""
     apart = [
         [
-            *(_without_unit(name), f"`{one['kernel']}`", f"`{one['problem']}`"),
-            *(f"`{config}`" for config in one["winners"]),
-            "yes" if one["in both portfolios"] else "no",
-            *(" and ".join(f"{us:.2f}" for us in pair) if pair else "" for pair in one["us"]),
+            *(_without_unit(name), f"`{entry['kernel']}`", f"`{entry['problem']}`"),
+            *(f"`{config}`" for config in entry["winners"]),
+            "yes" if entry["in both portfolios"] else "no",
+            *(" and ".join(f"{us:.2f}" for us in pair) if pair else "" for pair in entry["us"]),
         ]
         for name, figures in runs.items()
-        for one in figures["winners"]["apart"]
+        for entry in figures["winners"]["apart"]
     ]
     if apart:
         heads = ["GPUs", "kernel", "problem", "winner", "winner on one GPU"]
@@ -486,17 +486,17 @@ def _scaling(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
 
 
 def _without_unit(name: str) -> str:
-    """The name of a run without the word for GPUs, which stands above it."""
+    """Return the name of a run without the word for GPUs, which is in the head of the column."""
     return re.sub(" GPUs?", "", name)
 
 
 def _gpus_in(name: str) -> tuple[int, str]:
-    """The number of GPUs in the name of a run, and the name."""
+    """Return the number of GPUs in the name of a run, and the name."""
     return int(name.partition(" ")[0]), name
 
 
 def _declared(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
-    """A row of each kernel, then one of each problem."""
+    """Yield a row of each kernel, then a row of each problem."""
     heads = ["kernel", "of", "problems", "candidates verified", "sweep", "authors' config over winner"]
     heads += ["least", "most", "best of the authors' own search over winner"]
     rows = []
@@ -526,7 +526,7 @@ def _declared(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
 
 
 def _gained(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
-    """What was gained on kernels of others, in one sentence and a row of each."""
+    """Yield the gain on kernels of others, in one sentence and a row of each."""
     every = [figures for name in sorted(recorded) for figures in recorded[name].figures["rows"]]
     gain = geometric_mean(row["default over winner"] for row in every)
     seconds = sum(record.figures["sweep_s"] for record in recorded.values())
@@ -549,18 +549,18 @@ def _spread(figures: Mapping[str, float]) -> list[str]:
 def _by_device(
     section: str, lines: Callable[[str, Mapping[str, Record]], Iterator[str]]
 ) -> Callable[[Path], Iterator[str]]:
-    """A block that has the lines of each device, or one line where a section was not measured."""
+    """Make a block with the lines of each device, or one line where a section was not measured."""
 
     def made(folder: Path) -> Iterator[str]:
         recorded = records.read(folder, section)
         if not recorded:
             yield _not_measured(section)
-        for place, (device, each) in enumerate(recorded.items()):
+        for place, (device, by_name) in enumerate(recorded.items()):
             if place:
                 yield ""
-            yield from lines(device, each)
+            yield from lines(device, by_name)
             yield ""
-            yield from _made_with(device, each)
+            yield from _made_with(device, by_name)
 
     return made
 
@@ -578,7 +578,7 @@ def _not_measured(section: str, begin: str = "Not") -> str:
 
 
 def _made_with(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
-    """One line for each set of versions and day; where there are several, with the rows it concerns."""
+    """Yield one line for each set of versions and day; where there are several, with its rows."""
     groups: dict[str, list[str]] = {}
     for name, record in recorded.items():
         made = record.made_with
@@ -614,32 +614,35 @@ def _us(figures: Mapping[str, Any], name: str) -> str:
     return f"{figures[name]:.2f} us"
 
 
-# What committed tables tell ----------------------------------------------------------------------
+# From the committed tables ----------------------------------------------------------------------
 
 
 def _left_out(_: Path) -> Iterator[str]:
-    """What the rule between measured sizes leaves with sizes left out."""
+    """Yield the regret of the rule between measured sizes, with sizes left out."""
     heads = ["left out", "sizes", "geometric mean", "95th percentile", "worst", "slower than the default"]
     rows = [
-        [f"{way}, `{name}`" if name != "all" else way, str(found.sizes)]
-        + [f"{figure:.1f} %" for figure in (found.mean, found.high, found.worst, found.lost)]
-        for name, way, found in left_out.summaries(shipped(), SM90)
+        [f"{way}, `{name}`" if name != "all" else way, str(total.sizes)]
+        + [f"{figure:.1f} %" for figure in (total.mean, total.high, total.worst, total.lost)]
+        for name, way, total in left_out.summaries(shipped(), SM90)
         if name in ("all", *_IN_DETAIL)
     ]
     yield from _table(heads, rows)
 
 
 def _every_batch(_: Path) -> Iterator[str]:
-    """What one config for every batch costs."""
+    """Yield the cost of one config for every batch."""
     heads = ["kernel", "batch axes", "other sizes", "worst regret over the batch, geometric mean", "largest"]
     rows = []
-    for name, found in shipped().items():
-        if found.tunable.batch_axes:
-            one = cost(found.tunable, SM90)
-            figures = ["not measured" if one is None else f"{one:.0f} %" for one in (one.mean, one.worst)]
-            unseen = f", {one.partly} not at each batch" if one.partly else ""
-            axes = ", ".join(f"`{axis}`" for axis in one.axes)
-            rows.append([f"`{name}`", axes, f"{one.groups}{unseen}", *figures])
+    for name, kernel in shipped().items():
+        if kernel.tunable.batch_axes:
+            costs = cost(kernel.tunable, SM90)
+            figures = [
+                "not measured" if regret is None else f"{regret:.0f} %"
+                for regret in (costs.mean, costs.worst)
+            ]
+            unseen = f", {costs.partly} not at each batch" if costs.partly else ""
+            axes = ", ".join(f"`{axis}`" for axis in costs.axes)
+            rows.append([f"`{name}`", axes, f"{costs.groups}{unseen}", *figures])
     yield from _table(heads, rows)
 
 
@@ -659,4 +662,4 @@ BLOCKS: Mapping[str, Callable[[Path], Iterator[str]]] = {
     "left-out": _left_out,
     "every-batch": _every_batch,
 }
-"""Name to what makes the lines of a block from a folder of results."""
+"""Functions that make the lines of a block from a folder of results, by name."""

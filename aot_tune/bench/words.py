@@ -1,4 +1,4 @@
-"""Run a typer command on some words: every command line of the bench does."""
+"""Run a typer command on given arguments, for every command line of the bench."""
 
 from __future__ import annotations
 
@@ -21,12 +21,12 @@ def check_known(names: Iterable[str], known: Collection[str], wrong: str) -> Non
     """Refuse names that are not known.
 
     Args:
-        names: The names that were given.
-        known: Those there are.
-        wrong: What to write before the unknown ones, such as "no kernel is called".
+        names: The given names.
+        known: The known names.
+        wrong: Text before the unknown names in the message, such as "no kernel is called".
 
     Raises:
-        UsageError: Some are unknown; the message lists the known ones.
+        UsageError: A name is unknown; the message lists the known names.
     """
     if unknown := [name for name in names if name not in known]:
         raise UsageError(f"{wrong} {' '.join(unknown)}; there is {' '.join(known)}")
@@ -36,10 +36,10 @@ def called(command: Callable[..., int], words: Sequence[str], prog: str) -> int:
     """Run a command; return its exit status: 1 where it failed, 2 where the words are wrong.
 
     Args:
-        command: What to run. Its parameters are options and arguments, as typer reads them; a context's
+        command: The command. Its parameters are options and arguments, as typer reads them; a context's
             ``obj`` has the words.
         words: The arguments.
-        prog: What help and errors call the command.
+        prog: Name of the command in help and errors.
     """
 
     @functools.wraps(command)

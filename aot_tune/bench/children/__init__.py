@@ -1,1 +1,1 @@
-"""Processes that sections of the bench start and command: each is run by ``python -m``."""
+"""Processes that sections of the bench start and control, each by ``python -m``."""

@@ -1,4 +1,4 @@
-"""Call one operation of TileGym, as the section `replay` tells this process.
+"""Call one operation of TileGym, at the commands of the section `replay`.
 
 ``python -m aot_tune.bench.children.replay OPERATION`` imports the library, then reads commands from
 stdin, each a line of JSON that is answered by one:
@@ -46,7 +46,7 @@ class Operation(NamedTuple):
     """An operation of the library."""
 
     module: str
-    """The module below ``tilegym.ops.cutile`` that has it."""
+    """Module of the operation below ``tilegym.ops.cutile``."""
 
     make: Callable[..., Call]
     """(the module, the numbers of a shape) -> a call on tensors that are made now."""
@@ -67,7 +67,7 @@ def _static_persistent_matmul(library: Any, m: int, n: int, k: int) -> Call:
 
 
 def _attention(library: Any, batch: int, heads: int, kv_heads: int, length: int, size: int) -> Call:
-    q, k, v = (_normal(batch, each, length, size) for each in (heads, kv_heads, kv_heads))
+    q, k, v = (_normal(batch, count, length, size) for count in (heads, kv_heads, kv_heads))
     return lambda: library.tile_fmha(q, k, v, is_causal=True)
 
 
@@ -92,7 +92,7 @@ def _bmm(library: Any, batch: int, m: int, n: int, k: int) -> Call:
 
 
 def _rope(library: Any, batch: int, heads: int, kv_heads: int, length: int, size: int) -> Call:
-    q, k = (_normal(batch, each, length, size) for each in (heads, kv_heads))
+    q, k = (_normal(batch, count, length, size) for count in (heads, kv_heads))
     angles = _normal(1, length, size // 2).repeat(1, 1, 2)  # a rotation, so that values stay as large
     cos, sin = angles.cos(), angles.sin()
     return lambda: library.apply_rope_base(q, k, cos, sin)
@@ -120,14 +120,14 @@ OPERATIONS: dict[str, Operation] = {
     "layer_norm": Operation("layer_norm", _layer_norm),
     "persistent_layer_norm": Operation("layer_norm_legacy", _persistent_layer_norm),
 }
-"""What each name of `SHAPES` calls. Of them rms_norm and layer_norm make no search."""
+"""Operation of each name of `SHAPES`; rms_norm and layer_norm make no search."""
 
 
 # What is counted and forbidden ------------------------------------------------------------------
 
 
 def count_searches() -> list[int]:
-    """From now on: the lengths of the spaces that cuTile itself searches. The library is imported later."""
+    """Collect the lengths of the spaces that cuTile itself searches from now on."""
     import cuda.tile.tune as tune
 
     own, searched = cutile.own_search(), list[int]()
@@ -137,7 +137,7 @@ def count_searches() -> list[int]:
         return own(search_space, *args, **kwargs)
 
     if cutile.stands_in(tune.exhaustive_search):
-        cutile.standing_in(tune.exhaustive_search, search)  # the one that it stands for
+        cutile.standing_in(tune.exhaustive_search, search)  # the function that it replaces
     else:
         tune.exhaustive_search = search
     return searched
@@ -150,7 +150,7 @@ class _NoCompiler(importlib.abc.MetaPathFinder):
 
 
 class _Compiler:
-    """Puts the compiler out of reach, and back."""
+    """Hides the compiler, and restores it."""
 
     def __init__(self) -> None:
         self._finder, self._asked = _NoCompiler(), cutile.may_have_compiler
@@ -158,7 +158,7 @@ class _Compiler:
         cutile.may_have_compiler = lambda: False
 
     def back(self) -> None:
-        """Put it back."""
+        """Restore the compiler."""
         if self._finder in sys.meta_path:
             sys.meta_path.remove(self._finder)
             cutile.may_have_compiler = self._asked
@@ -168,7 +168,7 @@ class _Compiler:
 
 
 class Served:
-    """The operation in this process, told what to do.
+    """The operation in this process, controlled by commands.
 
     Args:
         name: The operation.
@@ -191,7 +191,7 @@ class Served:
         return {}
 
     def first(self, shape: int) -> dict[str, Any]:
-        """Call it, and wait."""
+        """Time the first call, waited for."""
         before = len(self._searched)
         try:
             answer: dict[str, Any] = {"ms": self._ms(shape)}
@@ -224,25 +224,25 @@ class Served:
         return round((time.perf_counter() - started) * 1e3, 3)
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
-        """Do what a command says; what was raised is the answer too."""
+        """Run a command; an exception is an answer too."""
         do = command.pop("do")
         try:
             answer: dict[str, Any] = getattr(self, do)(**command)
-        except Exception as error:  # it is told to the parent, which ends this process
-            said = " ".join(str(error).split())
-            return {"failed": f"{type(error).__name__}: {said:.300}"}
+        except Exception as error:  # reported to the parent, which ends this process
+            message = " ".join(str(error).split())
+            return {"failed": f"{type(error).__name__}: {message:.300}"}
         return answer
 
 
 def main(words: Sequence[str]) -> None:
     """Import the library, and answer commands until there are no more."""
-    told = os.fdopen(os.dup(1), "w")
+    answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what the library prints is no answer
     name, *options = words
     served = Served(name, options)
     for line in sys.stdin:
-        told.write(json.dumps(served.answer(json.loads(line))) + "\n")
-        told.flush()
+        answers.write(json.dumps(served.answer(json.loads(line))) + "\n")
+        answers.flush()
 
 
 if __name__ == "__main__":

@@ -66,7 +66,7 @@ def _args(tunable: Tunable) -> tuple[Any, ...]:
 
 
 def _ms(call: Callable[[], object]) -> float:
-    """Milliseconds of a call, waited for."""
+    """Return the milliseconds of a call, waited for."""
     torch.cuda.synchronize()
     started = time.perf_counter()
     call()
@@ -166,7 +166,9 @@ def after_prime() -> dict[str, Any]:
             ("the host's part", taken, 0),
             ("before cuTile", own, 0),
         ):
-            fresh, known = ([[t[column] for t in each[half::2]] for each in passes] for half in (0, 1))
+            fresh, known = (
+                [[t[column] for t in one_pass[half::2]] for one_pass in passes] for half in (0, 1)
+            )
             first, later = _first_and_later(fresh)
             pace = truediv(*_first_and_later(known))
             figures[tunable.name] |= {
@@ -178,8 +180,8 @@ def after_prime() -> dict[str, Any]:
 
 
 def _first_and_later(passes: Sequence[Sequence[float]]) -> tuple[float, float]:
-    """Median over shapes of the first pass, and of each shape's median in the later passes."""
-    later = [statistics.median(each) for each in zip(*passes[1:], strict=True)]
+    """Return the median over shapes of the first pass, and of each shape's median in the later passes."""
+    later = [statistics.median(shape) for shape in zip(*passes[1:], strict=True)]
     return statistics.median(passes[0]), statistics.median(later)
 
 
@@ -199,7 +201,7 @@ def _without_cutile(tunable: Tunable) -> Iterator[None]:
 
 
 def _launch_us(tunable: Tunable, problems: list[Problem], seed: int) -> list[tuple[float, float]]:
-    """Microseconds of one launch of each problem: the host's part, and the time until the GPU is done."""
+    """Time one launch of each problem, microseconds: the host's part, and until the GPU is done."""
     calls = [tunable.make_args(problem, "cuda:0", seed) for problem in problems]
     torch.cuda.synchronize()
     torch.zeros(_CPU_CACHES).add_(1)
@@ -254,7 +256,7 @@ def loading() -> dict[str, Any]:
     Loading tables includes the hinted kernels of their configs.
     """
     archs = loader.archs_to_load(rms_norm_tunable)
-    shipped = [found.tunable for found in find_tunables([OWN_KERNELS]).values()]
+    shipped = [kernel.tunable for kernel in find_tunables([OWN_KERNELS]).values()]
     before, started = resident_mb(), time.perf_counter()
     dispatchers = [Dispatcher(tunable) for tunable in shipped]
     indexes = [dispatcher.load(arch) for dispatcher in dispatchers for arch in archs]
@@ -276,8 +278,8 @@ def loading() -> dict[str, Any]:
 
 
 _SCENARIOS: dict[str, Callable[[], dict[str, Any]]] = {
-    one.__name__: one
-    for one in (tune_first, bare_first, first_launches, after_prime, launches, misses, loading)
+    scenario.__name__: scenario
+    for scenario in (tune_first, bare_first, first_launches, after_prime, launches, misses, loading)
 }
 
 if __name__ == "__main__":

@@ -1,1 +1,1 @@
-"""Time the kernels beside other implementations, or check their results."""
+"""Time the kernels against other implementations, or check their results."""

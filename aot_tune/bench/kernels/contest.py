@@ -1,4 +1,4 @@
-"""Time several ways to do the same thing against each other. Knows no kernel.
+"""Time several ways to do the same thing against each other. Imports no kernel.
 
 Every round times each of them once, in an order that changes from round to round, so that changes of the
 clocks affect all of them alike (`aot_tune.tuner.measure.rounds.in_turn`). The median of the rounds counts.
@@ -19,7 +19,7 @@ from aot_tune.tuner.measure.rounds import in_turn
 Call = Callable[[], object]
 
 Round = Callable[[Sequence[Call]], Sequence[float]]
-"""A function that runs each call once, in order, and returns their times in microseconds."""
+"""Function that runs each call once, in order, and returns the times in microseconds."""
 
 WARM_UPS = 3
 """Runs of each call before any is timed."""
@@ -35,7 +35,7 @@ BUDGET_US = 400_000.0
 
 
 def contest(calls: Mapping[str, Call], timed: Round, *, rounds: int = ROUNDS) -> dict[str, float]:
-    """Median microseconds of each call, timed in alternating rounds.
+    """Return the median microseconds of each call, timed in alternating rounds.
 
     Args:
         calls: Name to the call; each has run before.
@@ -83,7 +83,7 @@ _SIDE = 8192
 
 
 def _product(dtype: torch.dtype) -> Call:
-    """A square product by cuBLAS; float32 in the precision that torch is set to, fp8 with one scale."""
+    """Make a square product by cuBLAS; float32 in torch's set precision, fp8 with one scale."""
     a, b = (torch.randn((_SIDE, _SIDE), device="cuda").mul_(0.02).to(dtype) for _ in range(2))
     if dtype.itemsize == 1:
         one = torch.ones((), device="cuda")

@@ -1,4 +1,4 @@
-"""`aot-tune bench --kernels`: time the shipped kernels beside other implementations and their rooflines.
+"""`aot-tune bench --kernels`: time the shipped kernels against other implementations and rooflines.
 
 Each kernel runs in a process of its own, on declared shapes that are evenly spread, or on all of them. On
 each shape the tuned config, its default, the rivals and a copy of as many bytes are timed in alternating
@@ -38,17 +38,17 @@ SHAPES = 24
 """Declared shapes of each kernel that are timed by default: torch.compile takes seconds for each."""
 
 OUT = Path("build/bench-kernels.json")
-"""The file of figures, unless --out names another."""
+"""File of figures, unless --out names another."""
 
 STANDARDS: Mapping[str, Standard] = {
     **memory.STANDARDS,
     **products.STANDARDS,
     **attention.STANDARDS,
 }
-"""Kernel name to its standard. A kernel that is not among them is timed beside its default alone."""
+"""Standards by kernel name. A kernel without a standard is timed against its default alone."""
 
 SECTION = "kernels"
-"""The name of the file of recorded results."""
+"""Name of the file of recorded results."""
 
 _NO_RIVALS = Standard(rivals={}, demands=())
 
@@ -58,7 +58,7 @@ _GRACE_S = 120.0
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What is timed, and where the figures go."""
+    """Options of a run: what is timed, and where the figures are written."""
 
     problems: Sequence[str]
     """Problems of --problem; without them declared shapes are timed."""
@@ -115,7 +115,7 @@ def _benched(
     ] = False,
     child: Annotated[bool, typer.Option("--child", hidden=True)] = False,
 ) -> int:
-    """Time kernels on declared shapes beside their defaults, other implementations and a copy.
+    """Time kernels on declared shapes against their defaults, other implementations and a copy.
 
     Each kernel runs in a process of its own. The file keeps the figures of kernels that were timed earlier.
     """
@@ -128,8 +128,8 @@ def _benched(
     if problem:
         if verify:
             raise UsageError("--verify checks all declared shapes; leave --problem out")
-        asked = problems_by_kernel(kernels, problem)
-        kernels = tuple(found for found in kernels if found.tunable.name in asked)
+        named = problems_by_kernel(kernels, problem)
+        kernels = tuple(declared for declared in kernels if declared.tunable.name in named)
     if child:
         out.write_bytes(orjson.dumps(_timed(kernels[0], options)))
         return 0
@@ -173,10 +173,10 @@ def _check_recordable(options: Options, excluded: Mapping[str, object]) -> None:
 def _all_timed(kernels: Sequence[FoundKernel], options: Options, made_with: records.MadeWith | None) -> int:
     kept = _kept(options.out)
     ends, missed = time.monotonic() + options.limit_s, False
-    for place, found in enumerate(kernels):
-        name = found.tunable.name
+    for place, kernel in enumerate(kernels):
+        name = kernel.tunable.name
         share = (ends - time.monotonic()) / (len(kernels) - place)
-        record = _in_a_process(found, options, share) if share > 0 else {"failed": "no time was left"}
+        record = _in_a_process(kernel, options, share) if share > 0 else {"failed": "no time was left"}
         if "failed" in record:
             print(f"\n{name}: failed: {record['failed']}", flush=True)
             missed = True
@@ -188,14 +188,14 @@ def _all_timed(kernels: Sequence[FoundKernel], options: Options, made_with: reco
         options.out.write_bytes(orjson.dumps(kept, option=orjson.OPT_INDENT_2))
         if made_with is not None and record["shapes"]:
             states = {name: records.present(made_with.arch)[name]}
-            each = records.Record(made_with=made_with, kernels=states, figures=_figures(record))
-            records.add(options.results, SECTION, name, each)
+            entry = records.Record(made_with=made_with, kernels=states, figures=_figures(record))
+            records.add(options.results, SECTION, name, entry)
     print(f"\nfigures: {options.out}")
     return 1 if missed else 0
 
 
 def _kept(out: Path) -> dict[str, Any]:
-    """The figures of kernels that were timed earlier.
+    """Return the figures of kernels that were timed earlier.
 
     Raises:
         AotTuneError: The file holds something else; it is left as it is.
@@ -210,27 +210,27 @@ def _kept(out: Path) -> dict[str, Any]:
 
 
 def _figures(record: Mapping[str, Any]) -> dict[str, Any]:
-    """What a recorded result keeps of a kernel's record: its provenance stands beside it."""
+    """Return the recorded part of a kernel's result; its provenance is recorded separately."""
     shapes = [{**shape, "failed": _reasons(shape["failed"])} for shape in record["shapes"]]
     kept = {name: record[name] for name in ("declared", "seconds", "ceilings", "rivals")}
     return {**kept, "shapes": shapes}
 
 
 def _reasons(failed: Mapping[str, str]) -> dict[str, str]:
-    """Reasons in short, without the paths of the machine that some errors name."""
+    """Shorten reasons, without the machine's paths that some errors name."""
     return {name: why[:100] if "/" not in why else why.partition(":")[0] for name, why in failed.items()}
 
 
-def _in_a_process(found: FoundKernel, options: Options, share_s: float) -> dict[str, Any]:
+def _in_a_process(kernel: FoundKernel, options: Options, share_s: float) -> dict[str, Any]:
     """Return one kernel's record. Its failure costs no other kernel its figures."""
     with tempfile.TemporaryDirectory() as folder:
         out = Path(folder, "record.json")
         command = [
-            *(sys.executable, "-m", "aot_tune.bench.kernels.run", "--child", "--module", found.module),
-            *("--kernel", found.tunable.name, "--out", str(out), "--limit-s", str(share_s)),
+            *(sys.executable, "-m", "aot_tune.bench.kernels.run", "--child", "--module", kernel.module),
+            *("--kernel", kernel.tunable.name, "--out", str(out), "--limit-s", str(share_s)),
             *(("--all",) if options.shapes is None else ("--shapes", str(options.shapes))),
             *(() if options.rivals else ("--no-rivals",)),
-            *(word for text in options.problems if _means(text, found) for word in ("--problem", text)),
+            *(word for text in options.problems if _means(text, kernel) for word in ("--problem", text)),
         ]
         limit = None if math.isinf(share_s) else share_s + _GRACE_S
         try:
@@ -243,10 +243,10 @@ def _in_a_process(found: FoundKernel, options: Options, share_s: float) -> dict[
         return record
 
 
-def _means(text: str, found: FoundKernel) -> bool:
+def _means(text: str, kernel: FoundKernel) -> bool:
     """Whether a --problem names problems of this kernel."""
     try:
-        return bool(problems_by_kernel([found], [text]))
+        return bool(problems_by_kernel([kernel], [text]))
     except UsageError:
         return False
 
@@ -264,14 +264,14 @@ def standing_of(kernel: str, record: Mapping[str, Any]) -> tuple[list[Verdict], 
         f"{kernel}: {len(shapes)} of {record['declared']} declared shapes in {duration(record['seconds'])}; "
         f"{record['device']}; {rates}",
         *lines(shapes, record["rivals"]),
-        *(f"   {one}" for one in verdicts),
+        *(f"   {verdict}" for verdict in verdicts),
     ]
 
 
 # The child --------------------------------------------------------------------------------------
 
 
-def _timed(found: FoundKernel, options: Options) -> dict[str, Any]:
+def _timed(kernel: FoundKernel, options: Options) -> dict[str, Any]:
     """Time one kernel on this process's GPU."""
     import torch
 
@@ -283,19 +283,21 @@ def _timed(found: FoundKernel, options: Options) -> dict[str, Any]:
 
     started = time.monotonic()
     torch.set_float32_matmul_precision("high")  # tf32, for the rivals too
-    tunable = found.tunable
+    tunable = kernel.tunable
     standard = STANDARDS.get(tunable.name, _NO_RIVALS)
     if not options.rivals:
         standard = replace(standard, rivals={})
-    asked = problems_by_kernel([found], options.problems)
+    asked = problems_by_kernel([kernel], options.problems)
     problems = spread(asked.get(tunable.name, tunable.typical_problems), options.shapes)
     with this_gpu() as gpu:
-        rounds, kernel = EventRound(), DeviceKernel(found, gpu.arch, gpu.device)
-        rates = ceilings(rounds, {dtype for one in problems if (dtype := standard.matrix_dtype_of(one))})
-        bench = KernelBench(gpu=gpu, kernel=kernel, standard=standard, rounds=rounds, ceilings=rates)
+        rounds, on_gpu = EventRound(), DeviceKernel(kernel, gpu.arch, gpu.device)
+        rates = ceilings(
+            rounds, {dtype for problem in problems if (dtype := standard.matrix_dtype_of(problem))}
+        )
+        bench = KernelBench(gpu=gpu, kernel=on_gpu, standard=standard, rounds=rounds, ceilings=rates)
         # Every second shape first: where the time ends early, those that were timed are evenly spread.
         order = [*problems[::2], *problems[1::2]]
-        timed = {Problem(each.problem): each for each in bench.shapes(order, started + options.limit_s)}
+        timed = {Problem(shape.problem): shape for shape in bench.shapes(order, started + options.limit_s)}
         shapes = [asdict(timed[problem]) for problem in problems if problem in timed]
         return {
             "device": gpu.device.name,

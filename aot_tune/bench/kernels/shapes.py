@@ -1,4 +1,4 @@
-"""Time the declared shapes of one kernel on this machine's GPU beside its rivals. Prints nothing."""
+"""Time the declared shapes of a kernel against its rivals on this machine's GPU. Prints nothing."""
 
 from __future__ import annotations
 
@@ -38,10 +38,10 @@ class KernelBench:
     """Compiles the cubins in parallel, and launches them."""
 
     kernel: DeviceKernel
-    """The kernel on that GPU."""
+    """Kernel on that GPU."""
 
     standard: Standard
-    """The rivals, the work and the demands."""
+    """Rivals, work and demands."""
 
     rounds: Round
     """Times one round of calls."""
@@ -55,32 +55,32 @@ class KernelBench:
         chosen = {problem: choose(self.gpu.arch, problem).config for problem in problems}
         plans = [self.gpu.plan_configs(self.kernel, problem, [tuned]) for problem, tuned in chosen.items()]
         floors = self._floors(chosen)
-        for each in plans:
+        for plan in plans:
             if time.monotonic() > until:
                 return
-            yield self._shape(each, chosen[each.problem], floors.get(each.problem))
+            yield self._shape(plan, chosen[plan.problem], floors.get(plan.problem))
             torch.cuda.empty_cache()
 
     def _floors(self, chosen: Mapping[Problem, Config]) -> dict[Problem, Rival]:
-        """Problem to a function that launches the standard's floor there; empty where it has no floor."""
+        """Return functions that launch the standard's floor, by problem; empty where it has no floor."""
         if self.standard.floor is None:
             return {}
         floor = DeviceKernel(self.standard.floor, self.kernel.arch, self.kernel.device)
-        plans = {problem: self.gpu.plan_configs(floor, problem, [one]) for problem, one in chosen.items()}
+        plans = {problem: self.gpu.plan_configs(floor, problem, [tuned]) for problem, tuned in chosen.items()}
         return {
-            problem: lambda *args, each=each, tuned=chosen[problem]: self._ours(floor, each, tuned, args)
-            for problem, each in plans.items()
+            problem: lambda *args, plan=plan, tuned=chosen[problem]: self._ours(floor, plan, tuned, args)
+            for problem, plan in plans.items()
         }
 
-    def _shape(self, each: ProblemPlan, tuned: Config, floor: Rival | None) -> Shape:
-        args = self.kernel.tunable.make_args(each.problem, self.gpu.torch_device, 0)
-        moved, flops = self.standard.work(self.kernel.tunable, each.problem, args)
-        dtype = self.standard.matrix_dtype_of(each.problem)
+    def _shape(self, plan: ProblemPlan, tuned: Config, floor: Rival | None) -> Shape:
+        args = self.kernel.tunable.make_args(plan.problem, self.gpu.torch_device, 0)
+        moved, flops = self.standard.work(self.kernel.tunable, plan.problem, args)
+        dtype = self.standard.matrix_dtype_of(plan.problem)
         contenders: dict[str, Callable[[], Call]] = {
-            TUNED: partial(self._ours, self.kernel, each, tuned, args)
+            TUNED: partial(self._ours, self.kernel, plan, tuned, args)
         }
-        if tuned != each.default:
-            contenders[DEFAULT] = partial(self._ours, self.kernel, each, each.default, args)
+        if tuned != plan.default:
+            contenders[DEFAULT] = partial(self._ours, self.kernel, plan, plan.default, args)
         if floor is not None:
             contenders[FLOOR] = partial(floor, *args)
         if self.standard.copies:
@@ -91,11 +91,11 @@ class KernelBench:
         contenders.update({name: partial(rival, *args) for name, rival in self.standard.rivals.items()})
         failed: dict[str, str] = {}
         us = timed(contenders, self.rounds, failed)
-        if tuned == each.default and TUNED in us:
+        if tuned == plan.default and TUNED in us:
             us[DEFAULT] = us[TUNED]
         bounds = moved / self.ceilings["copy"], flops / self.ceilings[dtype] if dtype else 0.0
         return Shape(
-            problem=dict(each.problem),
+            problem=dict(plan.problem),
             config=str(tuned),
             bytes=moved,
             flops=flops,
@@ -104,15 +104,15 @@ class KernelBench:
             failed=failed,
         )
 
-    def _ours(self, kernel: DeviceKernel, each: ProblemPlan, config: Config, args: Sequence[Any]) -> Call:
-        cubin = self.gpu.cubins(each).get(config)
+    def _ours(self, kernel: DeviceKernel, plan: ProblemPlan, config: Config, args: Sequence[Any]) -> Call:
+        cubin = self.gpu.cubins(plan).get(config)
         if cubin is None:
             raise TuneError(f"{config} does not compile")
-        return self.gpu.launcher(kernel, each.problem, config, cubin, args)
+        return self.gpu.launcher(kernel, plan.problem, config, cubin, args)
 
 
 _EVEN = 4096
-"""Copies are of a multiple of this many bytes: others take 3 us longer (H200) and would flatter kernels."""
+"""Divisor of the bytes of copies: other sizes take 3 us longer (H200) and would flatter kernels."""
 
 
 def _copy(size: int) -> Call:

@@ -1,4 +1,4 @@
-"""Declare what a kernel is measured against: other implementations, the work it must do, the demands."""
+"""Declare a kernel's standard: other implementations, the work it must do, the demands."""
 
 from __future__ import annotations
 
@@ -17,10 +17,10 @@ from aot_tune.declare.discovery import FoundKernel
 from aot_tune.values.problem import Problem
 
 Rival = Callable[..., Call]
-"""A function of the launch arguments that returns the call to time; it raises where it cannot do a shape."""
+"""Function of the launch arguments that returns the call to time; raises where it cannot do a shape."""
 
 COMPILED = "torch.compile"
-"""The name of the rival that torch.compile makes."""
+"""Name of the rival that torch.compile makes."""
 
 ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
     "none": lambda x: x,
@@ -33,7 +33,7 @@ ACTIVATIONS: Mapping[str, Callable[[torch.Tensor], torch.Tensor]] = {
 
 
 def _moved(tunable: Declaration, args: Sequence[Any]) -> float:
-    """Bytes of all tensors, each counted once, or twice where it is changed in place."""
+    """Count the bytes of all tensors, each once, or twice where it is changed in place."""
     named = zip(tunable.parameters, args, strict=True)
     tensors = {name: arg for name, arg in named if isinstance(arg, torch.Tensor)}
     return float(sum((1 + (name in tunable.inplace)) * tensor.nbytes for name, tensor in tensors.items()))
@@ -41,13 +41,13 @@ def _moved(tunable: Declaration, args: Sequence[Any]) -> float:
 
 @dataclass(frozen=True, kw_only=True)
 class Standard:
-    """What one kernel is measured against."""
+    """Standard that a kernel is measured against."""
 
     rivals: Mapping[str, Rival]
-    """Name to another implementation of the same operation."""
+    """Other implementations of the operation, by name."""
 
     demands: Sequence[Demand]
-    """What the kernel must reach, besides never being slower than its default."""
+    """Demands on the kernel, in addition to never being slower than its default."""
 
     flops: Callable[..., float] | None = None
     """(problem, *launch arguments) -> operations on the matrix units; None where memory alone bounds it."""
@@ -71,17 +71,17 @@ class Standard:
         return any(COPY in demand.over for demand in self.demands)
 
     def matrix_dtype_of(self, problem: Problem) -> str | None:
-        """The dtype of the product whose rate bounds a problem; None where memory alone does."""
+        """Return the dtype of the product whose rate bounds a problem; None where memory alone does."""
         return None if self.flops is None else self.matrix_dtype or str(problem["dtype"])
 
     def work(self, tunable: Declaration, problem: Problem, args: Sequence[Any]) -> tuple[float, float]:
-        """Bytes to move and operations on the matrix units of a problem."""
+        """Return the bytes to move and the operations on the matrix units of a problem."""
         moved = _moved(tunable, args) if self.moved is None else self.moved(problem, *args)
         return moved, 0.0 if self.flops is None else self.flops(problem, *args)
 
 
 def compiled(eager: Callable[..., object]) -> Rival:
-    """A rival: a function of the launch arguments, compiled by torch.compile anew for every shape."""
+    """Make a rival: a function of the launch arguments, compiled by torch.compile anew for every shape."""
     return lambda *args: partial(torch.compile(eager, dynamic=False), *args)
 
 
@@ -94,4 +94,4 @@ MEMORY_BOUND = (
     ),
     Demand(text="at least as fast as torch.compile in the geometric mean", over=(COMPILED,), mean=1.0),
 )
-"""The demands on every kernel that memory bounds."""
+"""Demands on every kernel that memory bounds."""

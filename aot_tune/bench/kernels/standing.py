@@ -21,13 +21,13 @@ LARGE_BYTES = 64 << 20
 
 @dataclass(frozen=True, kw_only=True)
 class Shape:
-    """The times of one declared shape."""
+    """Times of one declared shape."""
 
     problem: Mapping[str, Value]
-    """The problem's sizes and dtypes."""
+    """Sizes and dtypes of the problem."""
 
     config: str
-    """The tuned config as text."""
+    """Tuned config as text."""
 
     bytes: float
     """Bytes that the kernel must read and write."""
@@ -36,7 +36,7 @@ class Shape:
     """Operations that the kernel must do on the matrix units."""
 
     roofline_us: float
-    """Microseconds that moving the bytes or doing the operations takes at the ceilings: the longer one."""
+    """Microseconds of moving the bytes or of the operations at the ceilings, the longer time."""
 
     us: Mapping[str, float]
     """Contender to its median time in microseconds. A default that is the tuned config has the same time."""
@@ -48,20 +48,20 @@ class Shape:
         return problem_option(Problem(self.problem))
 
     def ahead(self, of: Sequence[str]) -> float | None:
-        """The time of the fastest contender among `of` over the tuned one's; above 1 is faster."""
+        """Return the time of the fastest contender among `of` over the tuned one's; above 1 is faster."""
         others = [self.us[name] for name in of if name in self.us]
         return min(others) / self.us[TUNED] if others and TUNED in self.us else None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Demand:
-    """What a kernel must reach against other contenders."""
+    """A demand on a kernel against other contenders."""
 
     text: str
-    """The demand in words."""
+    """Demand as text."""
 
     over: tuple[str, ...]
-    """The contenders. Of several the fastest on each shape counts."""
+    """Contenders. Of several the fastest on each shape counts."""
 
     mean: float | None = None
     """Least geometric mean of their time divided by the tuned config's time."""
@@ -70,7 +70,7 @@ class Demand:
     """Least value of this ratio on any shape."""
 
     where: Callable[[Shape], bool] = lambda shape: True
-    """Selects the shapes that the demand concerns."""
+    """Function that selects the shapes of the demand."""
 
 
 NEVER_SLOWER = Demand(text="never slower than its default beyond noise", over=(DEFAULT,), worst=1 - NOISE)
@@ -78,7 +78,7 @@ NEVER_SLOWER = Demand(text="never slower than its default beyond noise", over=(D
 
 @dataclass(frozen=True, kw_only=True)
 class Verdict:
-    """Whether a demand is met."""
+    """Verdict on a demand."""
 
     demand: str
     held: bool | None
@@ -116,20 +116,20 @@ def _ratios(shapes: Sequence[Shape], over: Sequence[str]) -> Iterator[tuple[Shap
 
 
 def lines(shapes: Sequence[Shape], rivals: Sequence[str]) -> list[str]:
-    """A kernel's figures for people: ratios to each contender, shares of the roofline, and failures.
+    """Format a kernel's figures: ratios to each contender, shares of the roofline, and failures.
 
     Args:
         shapes: The shapes that were timed.
         rivals: The contenders that are other implementations.
     """
-    found = []
+    texts = []
     against = {"its default": (DEFAULT,), **({"the best of them": tuple(rivals)} if len(rivals) > 1 else {})}
     against.update({name: (name,) for name in (*rivals, COPY, READ, FLOOR)})
     for name, over in against.items():
         ratios = {str(shape): ratio for shape, ratio in _ratios(shapes, over)}
         if ratios:
             worst = min(ratios, key=lambda at: ratios[at])
-            found.append(
+            texts.append(
                 f"   over {name:24s} {geometric_mean(ratios.values()):6.3f}x   "
                 f"worst {ratios[worst]:.3f}x at {worst}"
             )
@@ -140,16 +140,16 @@ def lines(shapes: Sequence[Shape], rivals: Sequence[str]) -> list[str]:
     }
     if shares:
         worst = min(shares, key=lambda at: shares[at])
-        found.append(
+        texts.append(
             f"   of its roofline, from 64 MiB  {100 * geometric_mean(shares.values()):5.1f} %   "
             f"worst {100 * shares[worst]:.1f} % at {worst}"
         )
-    found += [f"   no time of {name}: {why}" for name, why in _failures(shapes).items()]
-    return found
+    texts += [f"   no time of {name}: {why}" for name, why in _failures(shapes).items()]
+    return texts
 
 
 def _failures(shapes: Sequence[Shape]) -> dict[str, str]:
-    """Contender to the first reason why it has no time, with the number of shapes without one."""
+    """Return the first reason why a contender has no time, with the number of shapes without one."""
     first: dict[str, str] = {}
     count: dict[str, int] = {}
     for shape in shapes:

@@ -35,19 +35,19 @@ from aot_tune.values.config import Config
 from aot_tune.values.text import counted
 
 CHECKED = Path("build/verified.jsonl")
-"""The file of notes: one line for each shape without a wrong result."""
+"""File of notes: one line for each shape without a wrong result."""
 
 _SEEDS = (2, ODD_SEED)
-"""An even and an odd seed, which poison outputs differently. The odd one also gives other sizes that no axis
+"""An even and an odd seed, which poison outputs differently. The odd seed also gives other sizes that no axis
 names."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Proof:
-    """The result of checking one kernel."""
+    """Result of checking a kernel."""
 
     kernel: str
-    """The kernel's name."""
+    """Name of the kernel."""
 
     declared: int
     """Number of declared shapes."""
@@ -59,7 +59,7 @@ class Proof:
     """Number of results compared: configs times seeds, summed over the checked shapes."""
 
     wrong: tuple[str, ...]
-    """Each config that is wrong or fails in another way, with its problem."""
+    """Configs that are wrong or fail in another way, with their problems."""
 
     def __str__(self) -> str:
         text = "; ".join(self.wrong) if self.wrong else "none wrong"
@@ -79,8 +79,8 @@ def run(kernels: Sequence[FoundKernel], *, limit_s: float, checked: Path = CHECK
     gpu = next(gpu for gpu in visible_gpus() or () if gpu.arch is not None)
     ends, proofs = time.monotonic() + limit_s, []
     with CompileFeed(partial(CompilePool, usable_cores(), folder=CUBINS)) as feed:
-        for found in kernels:
-            proofs.append(_verified(found, gpu, feed, ends, checked))
+        for kernel in kernels:
+            proofs.append(_verified(kernel, gpu, feed, ends, checked))
             print(proofs[-1], flush=True)
     if any(proof.shapes < proof.declared for proof in proofs):
         print("not complete: the same command goes on")
@@ -89,64 +89,67 @@ def run(kernels: Sequence[FoundKernel], *, limit_s: float, checked: Path = CHECK
     return 0 if held else 1
 
 
-def _verified(found: FoundKernel, gpu: Gpu, feed: CompileFeed, ends: float, checked: Path) -> Proof:
+def _verified(declared: FoundKernel, gpu: Gpu, feed: CompileFeed, ends: float, checked: Path) -> Proof:
     assert gpu.arch is not None
-    tunable, kernel = found.tunable, DeviceKernel(found, gpu.arch)
+    tunable, kernel = declared.tunable, DeviceKernel(declared, gpu.arch)
     path = store.table_path(store.package_folder(tunable), gpu.arch, tunable.name)
     portfolio = store.read_table(path).portfolio if path.exists() else ()
     plans = [plan_only(kernel, problem, portfolio) for problem in tunable.typical_problems]
     under = _conditions(kernel, gpu, portfolio)
     right = _right_before(checked, under)
-    done = [each for each in plans if str(each.problem) in right]
-    left = [each for each in plans if str(each.problem) not in right]
+    done = [plan for plan in plans if str(plan.problem) in right]
+    left = [plan for plan in plans if str(plan.problem) not in right]
     wrong: list[str] = []
     if left and time.monotonic() < ends:
-        for each in left:
-            feed.submit(each.jobs.values())
-        with MeasureSession(found, gpu.index, on_event=print) as session:
-            for each in left:
+        for plan in left:
+            feed.submit(plan.jobs.values())
+        with MeasureSession(declared, gpu.index, on_event=print) as session:
+            for plan in left:
                 if time.monotonic() > ends:
                     break
-                found_wrong = _wrong(session, feed, each)
-                if not found_wrong:
-                    _note(checked, {"under": under, "problem": str(each.problem)})
-                wrong += found_wrong
-                done.append(each)
+                failures = _wrong(session, feed, plan)
+                if not failures:
+                    _note(checked, {"under": under, "problem": str(plan.problem)})
+                wrong += failures
+                done.append(plan)
     return Proof(
         kernel=tunable.name,
         declared=len(plans),
         shapes=len(done),
-        results=len(_SEEDS) * sum(len(each.candidates) for each in done),
+        results=len(_SEEDS) * sum(len(plan.candidates) for plan in done),
         wrong=tuple(wrong),
     )
 
 
-def _wrong(session: MeasureSession, feed: CompileFeed, each: ProblemPlan) -> list[str]:
-    """The failures on one problem, in words; those of compilations are among them."""
-    results = feed.wait({job.key for job in each.jobs.values()}, lambda: None)
+def _wrong(session: MeasureSession, feed: CompileFeed, plan: ProblemPlan) -> list[str]:
+    """Return the failures on one problem as text, with those of compilations."""
+    results = feed.wait({job.key for job in plan.jobs.values()}, lambda: None)
     cubins: dict[Config, Path] = {}
     texts = []
-    for config, job in each.jobs.items():
+    for config, job in plan.jobs.items():
         result = results[job.key]
         if isinstance(result, Compiled):
             cubins[config] = result.path
         else:
-            texts.append(f"{config} on {each.problem} does not compile: {result.message[:200]}")
-    request = Recheck(each.problem, cubins, seeds=_SEEDS, launches=0)
+            texts.append(f"{config} on {plan.problem} does not compile: {result.message[:200]}")
+    request = Recheck(plan.problem, cubins, seeds=_SEEDS, launches=0)
     outcomes = session.answer(request) if cubins else []
-    failures = [one for one in outcomes if isinstance(one, Failure)]
-    return texts + [f"{one.config} on {each.problem}: {one.stage}: {one.message[:200]}" for one in failures]
+    return texts + [
+        f"{outcome.config} on {plan.problem}: {outcome.stage}: {outcome.message[:200]}"
+        for outcome in outcomes
+        if isinstance(outcome, Failure)
+    ]
 
 
 def _conditions(kernel: DeviceKernel, gpu: Gpu, portfolio: Sequence[Config]) -> str:
-    """A digest of the source, portfolio, versions and GPU that a note counts for."""
+    """Return a digest of the source, portfolio, versions and GPU that a note counts for."""
     versions = [cutile.version(), cutile.compiler_version() or "", gpu.name]
     parts = [kernel.tunable.name, source_hash(kernel.tunable), *versions, *map(str, portfolio)]
     return hashlib.sha256("\n".join(parts).encode()).hexdigest()[:16]
 
 
 def _right_before(checked: Path, under: str) -> set[str]:
-    """The problems that an earlier run under the same conditions found without a wrong result."""
+    """Return the problems without a wrong result in an earlier run under the same conditions."""
     right: set[str] = set()
     for line in checked.read_bytes().splitlines() if checked.exists() else ():
         with suppress(orjson.JSONDecodeError):  # the end of a run that was killed

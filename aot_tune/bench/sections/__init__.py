@@ -1,1 +1,1 @@
-"""The sections of the bench: each module measures one thing and has ``run(request)``."""
+"""Sections of the bench: each module measures one thing and has ``run(request)``."""

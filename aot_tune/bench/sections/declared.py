@@ -1,9 +1,9 @@
-"""Sweep kernels that are not this package's, and say what the winners gain over their authors' configs.
+"""Sweep kernels of other packages, and compare the winners with their authors' configs.
 
 The declarations are those of the modules that are named. Each kernel is swept by itself with all of the tuner
 and nothing of an earlier run: its candidates are compiled, compared with the reference, and timed; table,
 journal and cubins lie in a folder that is removed. The default of each declaration is the authors' config.
-Where the authors always search, what their own search would find is told beside it (`OWN_SEARCHES`).
+Where the authors always search, the result of their own search is reported too (`OWN_SEARCHES`).
 """
 
 from __future__ import annotations
@@ -41,11 +41,11 @@ OWN_SEARCHES: dict[str, Callable[[Config], bool]] = {
         (*config.constants.values(), config.hints["num_ctas"]) in ((128, 128, 128, 1), (256, 256, 64, 2))
     ),
 }
-"""Kernel to which configs its authors search on sm90, where its host function never launches without."""
+"""Configs that a kernel's authors search on sm90, by kernel, where its host function always searches."""
 
 
 def run(request: Request) -> Iterator[Part]:
-    """Sweep each kernel of the named modules; a part for each, as soon as its table is complete.
+    """Sweep each kernel of the named modules; yield a part for each, as soon as its table is complete.
 
     Raises:
         UsageError: A module cannot be imported, or no kernel of theirs has a name that is asked for.
@@ -53,22 +53,22 @@ def run(request: Request) -> Iterator[Part]:
     kernels = chosen(request)
     arch = chosen_arch(None)
     started = time.monotonic()
-    for found in kernels:
+    for kernel in kernels:
         if time.monotonic() - started > request.limit_s:
             print(
-                f"   stopped before {found.tunable.name}: the limit of {request.limit_s:.0f} s is over",
+                f"   stopped before {kernel.tunable.name}: the limit of {request.limit_s:.0f} s is over",
                 flush=True,
             )
             return
         try:
-            figures = swept(found, arch)
+            figures = swept(kernel, arch)
         except AotTuneError as error:  # the others may still be swept
             figures = {"failed": str(error)}
-        yield Part(name=found.tunable.name, figures=figures)
+        yield Part(name=kernel.tunable.name, figures=figures)
 
 
 def chosen(request: Request) -> list[FoundKernel]:
-    """The kernels that are asked for, in the order of the modules.
+    """Return the requested kernels, in the order of the modules.
 
     Raises:
         UsageError: A module cannot be imported, or no kernel of theirs has a name that is asked for.
@@ -78,17 +78,17 @@ def chosen(request: Request) -> list[FoundKernel]:
     return [kernels[name] for name in request.kernels or kernels]
 
 
-def swept(found: FoundKernel, arch: Arch) -> dict[str, Any]:
-    """Sweep a kernel on the first GPU; its figures, or why there are none.
+def swept(kernel: FoundKernel, arch: Arch) -> dict[str, Any]:
+    """Sweep a kernel on the first GPU; return its figures, or why it has none.
 
     Raises:
         AotTuneError: It cannot be swept.
     """
-    tunable = found.tunable
+    tunable = kernel.tunable
     with tempfile.TemporaryDirectory(prefix="aot-tune-declared-") as temporary:
         folder = Path(temporary)
         request = SweepRequest(
-            kernels=(found,), arch=arch, gpus=(0,), out=folder / "tables", journal=folder / "journal",
+            kernels=(kernel,), arch=arch, gpus=(0,), out=folder / "tables", journal=folder / "journal",
             cubins=folder / "cubins",
         )  # fmt: skip
         report = sweep.run(request, PlainProgress())
@@ -96,9 +96,9 @@ def swept(found: FoundKernel, arch: Arch) -> dict[str, Any]:
         if row.refusals or row.unopened:
             return {"failed": "; ".join((*row.refusals, *row.unopened))}
         table = store.read_table(store.table_path(folder / "tables", arch, tunable.name))
-        first = first_times(found, request)
+        first = first_times(kernel, request)
     return {
-        "module": found.module,
+        "module": kernel.module,
         "library": library_of(tunable),
         "source_hash": source_hash(tunable),
         **_sums(row, report.seconds, verified=sum(map(len, first.values()))),
@@ -107,23 +107,25 @@ def swept(found: FoundKernel, arch: Arch) -> dict[str, Any]:
     }
 
 
-def first_times(found: FoundKernel, request: SweepRequest) -> dict[Problem, dict[Config, float]]:
-    """The microseconds of every candidate that was verified and timed, bucket by bucket, before the finals.
+def first_times(kernel: FoundKernel, request: SweepRequest) -> dict[Problem, dict[Config, float]]:
+    """Return the microseconds of every verified and timed candidate, by bucket, before the finals.
 
     Args:
-        found: A kernel that was just swept.
+        kernel: A kernel that was just swept.
         request: What it was swept by; its journal is read.
     """
-    done = request.journal_path(found).with_suffix(".done")
+    done = request.journal_path(kernel).with_suffix(".done")
     results = SweepResults(None, journal.read(done, accepts).records)
     times: dict[Problem, dict[Config, float]] = {}
-    for bucket in request.buckets(found):
+    for bucket in request.buckets(kernel):
         outcomes = {
             config: results.outcome("candidates", bucket, config)
-            for config in found.tunable.candidates(request.arch, bucket)
+            for config in kernel.tunable.candidates(request.arch, bucket)
         }
         times[bucket] = {
-            config: one.mean_us for config, one in outcomes.items() if isinstance(one, Measurement)
+            config: outcome.mean_us
+            for config, outcome in outcomes.items()
+            if isinstance(outcome, Measurement)
         }
     return times
 
@@ -141,7 +143,7 @@ def _sums(row: SweptKernel, seconds: float, *, verified: int) -> dict[str, Any]:
 
 
 def gains(entries: Sequence[Entry]) -> dict[str, Any]:
-    """The default's time over the winner's at each bucket's edge, from the finals, where both took turns."""
+    """Return the default's time over the winner's at each bucket's edge, from finals, timed in turn."""
     return {
         "default over winner": _summary([entry.gain for entry in entries]),
         "rows": [
@@ -163,7 +165,7 @@ def over_own_search(
     first: Mapping[Problem, Mapping[Config, float]],
     searched: Callable[[Config], bool] | None,
 ) -> dict[str, Any]:
-    """The time of the fastest config that the authors search over the winner's, from the first run of all.
+    """Return the time of the authors' fastest searched config over the winner's, from the first run of all.
 
     Args:
         entries: The winners.
@@ -188,7 +190,7 @@ def _summary(ratios: Sequence[float]) -> dict[str, float]:
 
 
 def library_of(tunable: Declaration) -> str:
-    """The distribution and version of the kernel's own code: ``tilegym 1.5.1``; empty where it has none."""
+    """Return distribution and version of the kernel's code: ``tilegym 1.5.1``; empty where it has none."""
     kernel = next(iter(tunable.kernels.values()))
     package = cutile.python_function(kernel).__module__.partition(".")[0]
     names = metadata.packages_distributions().get(package, ())

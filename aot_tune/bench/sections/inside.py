@@ -26,7 +26,7 @@ _SEED = 20
 """Seed of the draw of problems."""
 
 _FACTOR = 16
-"""The factor of sizes that signatures distinguish: every second problem has sizes that are its multiples."""
+"""Divisor by which signatures distinguish sizes: every second problem has sizes that are its multiples."""
 
 
 def run(request: Request) -> Iterator[Part]:
@@ -55,9 +55,9 @@ def run(request: Request) -> Iterator[Part]:
 
 
 def _measured(gpu: BenchGpu, kernel: DeviceKernel, plans: Sequence[ProblemPlan]) -> dict[str, Any]:
-    timed = [gpu.exhaustive(kernel, each) for each in plans]
+    timed = [gpu.exhaustive(kernel, plan) for plan in plans]
     figures = of_resolver(gpu, kernel, plans, timed)
-    if all(one.listed.predicted_us for one in timed):
+    if all(times.listed.predicted_us for times in timed):
         figures["model"] = of_model(timed)
     return figures
 
@@ -65,8 +65,8 @@ def _measured(gpu: BenchGpu, kernel: DeviceKernel, plans: Sequence[ProblemPlan])
 def problems(found: FoundKernel, sizes: int) -> list[Problem]:
     """Draw problems inside the declared buckets, at sizes that no sweep measures.
 
-    The same number gives the same problems. In every second one all sizes are divisible by 16 where their
-    buckets have such sizes, in the others none is.
+    Equal numbers give equal problems. In every second problem all sizes are divisible by 16 where their
+    buckets have such sizes; in the others no size is.
     """
     tunable, random_ = found.tunable, random.Random(_SEED)
     swept = {size for bucket in tunable.buckets for size in (bucket, *sizes_inside(tunable.axes, bucket))}
@@ -99,19 +99,19 @@ def of_resolver(
     """Summarise the regrets of the resolver's choice and of the default against the fastest candidate."""
     tunable = kernel.tunable
     taken, default = [], []
-    for each, one in zip(plans, timed, strict=True):
-        choice = dispatcher_of(tunable).choice(gpu.arch, each.problem, device=gpu.device)
-        config = one.listed.twins.get(choice.config, choice.config)
-        if config not in one.us:
-            own = each if config in each.jobs else gpu.plan_configs(kernel, each.problem, [config])
-            one.us.update(gpu.times(kernel, own, [config]))
-        best = min(one.us.values())
-        taken.append(one.us[config] / best - 1)
-        default.append(one.us[one.listed.twins.get(each.default, each.default)] / best - 1)
+    for plan, times in zip(plans, timed, strict=True):
+        choice = dispatcher_of(tunable).choice(gpu.arch, plan.problem, device=gpu.device)
+        config = times.listed.twins.get(choice.config, choice.config)
+        if config not in times.us:
+            own = plan if config in plan.jobs else gpu.plan_configs(kernel, plan.problem, [config])
+            times.us.update(gpu.times(kernel, own, [config]))
+        best = min(times.us.values())
+        taken.append(times.us[config] / best - 1)
+        default.append(times.us[times.listed.twins.get(plan.default, plan.default)] / best - 1)
     worst = max(range(len(taken)), key=taken.__getitem__)
     return {
         "problems": len(taken),
-        "not divisible by 16": sum(1 for each in plans if _ragged(kernel, each.problem)),
+        "not divisible by 16": sum(1 for plan in plans if _ragged(kernel, plan.problem)),
         "resolver": summary(taken),
         "default": summary(default),
         "worst at": str(plans[worst].problem),
@@ -122,18 +122,18 @@ def of_model(timed: Sequence[Timed]) -> dict[str, Any]:
     """Summarise the regret of the fastest of the model's first 1, 3 and 5 configs, where all were timed."""
     result: dict[str, Any] = {}
     for top in (1, 3, 5):
-        result[f"best of top {top}"] = summary(_of_first(one, top) for one in timed)
+        result[f"best of top {top}"] = summary(_of_first(times, top) for times in timed)
     return result
 
 
-def _of_first(one: Timed, top: int) -> float:
-    """The regret of the fastest of the model's first few configs that ran."""
-    ran = [config for config in one.listed.predicted_us if config in one.us]
-    return min(one.us[config] for config in ran[:top]) / min(one.us.values()) - 1
+def _of_first(timed: Timed, top: int) -> float:
+    """Return the regret of the fastest of the model's first few configs that ran."""
+    ran = [config for config in timed.listed.predicted_us if config in timed.us]
+    return min(timed.us[config] for config in ran[:top]) / min(timed.us.values()) - 1
 
 
 def summary(regrets: Iterable[float]) -> dict[str, float]:
-    """Geometric mean, 95th percentile and worst of some regrets, in percent."""
+    """Return geometric mean, 95th percentile and worst of some regrets, in percent."""
     values = sorted(regrets)
     values = values if len(values) > 1 else values * 2  # a quantile needs two
     return {
@@ -144,5 +144,5 @@ def summary(regrets: Iterable[float]) -> dict[str, float]:
 
 
 def _ragged(kernel: DeviceKernel, problem: Problem) -> bool:
-    """Whether the largest of the sizes that were drawn is not divisible by 16."""
+    """Whether the largest drawn size is not divisible by 16."""
     return max(problem.size(name) for name in _pow2_axes(kernel.tunable)) % _FACTOR != 0

@@ -1,4 +1,4 @@
-"""Time the choice of a config for shapes not seen before, and the memory that it leaves. Needs no GPU.
+"""Time the choice of a config for unseen shapes, and measure the memory that it keeps. Needs no GPU.
 
 The process has a user's cache that holds winners of live searches, as a serving process has. No look-up
 starts a search: a search takes milliseconds, happens once for each bucket, and is timed by `serving`.
@@ -38,7 +38,7 @@ _FOUND = 200
 """Buckets of each kernel whose winner the cache holds."""
 
 _OFTEN = 50
-"""Every 50th look-up is of a bucket whose winner the cache holds; the others are of random problems."""
+"""Interval of look-ups of buckets whose winners the cache holds; the others are of random problems."""
 
 
 def run(request: Request) -> Iterator[Part]:
@@ -78,7 +78,7 @@ def _timed(
     dispatcher, clock = dispatcher_of(tunable), time.perf_counter_ns
     index, legality = dispatcher.load(arch), Legality(tunable, arch)
     search, name = LiveSearch(tunable, dispatcher.kernels), Device.reference(arch).name
-    found = _remembered(tunable, arch, search, name, index, draw)
+    remembered = _remembered(tunable, arch, search, name, index, draw)
     chosen = partial(
         resolve,
         index=index,
@@ -91,7 +91,7 @@ def _timed(
     histogram = [0] * 20001  # each bin is 0.1 us wide; the last one counts all above 2 ms
     cached = 0
     for number in range(look_ups):
-        problem = random_.choice(found) if number % _OFTEN == 0 else Problem(draw())
+        problem = random_.choice(remembered) if number % _OFTEN == 0 else Problem(draw())
         started = clock()
         choice = chosen(problem=problem)
         histogram[min((clock() - started) // 100, 20000)] += 1
@@ -132,14 +132,14 @@ def _remembered(
 ) -> list[Problem]:
     """Draw problems whose buckets no table has, and put a winner of each bucket into the cache."""
     cache = UserCache(Path(os.environ[environment.CACHE_DIR]))
-    found: dict[Problem, Problem] = {}
-    while len(found) < _FOUND:
+    remembered: dict[Problem, Problem] = {}
+    while len(remembered) < _FOUND:
         problem = Problem(draw())
         if index.own(problem) is None:
-            found[tunable.bucket_of(problem)] = problem
-    for bucket, problem in found.items():
+            remembered[tunable.bucket_of(problem)] = problem
+    for bucket, problem in remembered.items():
         cache.write(search.key(arch, name, bucket), tunable.default_config(arch, problem), 1.0)
-    return list(found.values())
+    return list(remembered.values())
 
 
 def _quantile(histogram: list[int], part: float) -> float:

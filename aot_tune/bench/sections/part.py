@@ -1,4 +1,4 @@
-"""What a section of the bench is asked for, and what it yields. Values only."""
+"""Request and result of a section of the bench. Values only."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ from typing import Any
 
 @dataclass(frozen=True, kw_only=True)
 class Request:
-    """How thoroughly a section measures. Each section reads the fields that concern it."""
+    """A section's request: what it measures, and how thoroughly. Each section reads the fields it needs."""
 
     kernels: tuple[str, ...] = ()
     """`inside`, `regret`, `declared`: the kernels to measure, `replay`: the operations; all of them where it
@@ -26,7 +26,7 @@ class Request:
     """`regret`: problems of each kernel, `scaling`: buckets of each, at most."""
 
     journal: str = "build/regret.jsonl"
-    """`regret`: the file of all samples, from which a later call goes on."""
+    """`regret`: the file of all samples; a later call continues it."""
 
     look_ups: int = 500_000
     """`lookups`: look-ups of each kernel."""
@@ -41,13 +41,13 @@ class Request:
 
 @dataclass(frozen=True, kw_only=True)
 class Part:
-    """The figures of a section, or of a part of it that stands alone."""
+    """Figures of a section, or of an independent part of it."""
 
     name: str
-    """The part's name, unique within its section."""
+    """Name of the part, unique within its section."""
 
     figures: Mapping[str, Any]
     """JSON values."""
 
     kernels: tuple[str, ...] = ()
-    """The shipped kernels whose source or tables the figures depend on."""
+    """Shipped kernels whose source or tables the figures depend on."""

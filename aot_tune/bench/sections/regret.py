@@ -1,4 +1,4 @@
-"""Measure at problems that nobody declared what the choice of a config leaves, in each state of the GPU.
+"""Measure the regret of the chosen configs at undeclared problems, in each state of the GPU.
 
 Each problem is measured in two runs; in each, all configs take turns. All samples go to a journal, from which
 the next call goes on, so that several calls of a few minutes add up.
@@ -36,10 +36,10 @@ _SAMPLES = 11
 """Launches of each config in each state of a run."""
 
 _HOPELESS = 2.0
-"""A config that takes this many times as long as the fastest, in one launch each, is not measured further."""
+"""Slowdown against the fastest config, in one launch each, beyond which a config is not measured further."""
 
 _TRIES = 3
-"""Most times that the samples of a problem are taken in a row, where launches are held up."""
+"""Most attempts in a row at the samples of a problem, where launches are held up."""
 
 _DISTURBED = "most launches of a config were held up; a call on an idle machine takes the samples again"
 
@@ -54,10 +54,12 @@ def run(request: Request) -> Iterator[Part]:
     words.check_known(names, KERNELS, "no problems are drawn of")
     until = time.monotonic() + request.limit_s
     journal = Journal(Path(request.journal))
-    found = shipped()
+    kernels_by_name = shipped()
     with this_gpu() as gpu:
         clock = StateClock()
-        kernels = [_Kernel(gpu, clock, found[name], drawn(name)[: request.problems]) for name in names]
+        kernels = [
+            _Kernel(gpu, clock, kernels_by_name[name], drawn(name)[: request.problems]) for name in names
+        ]
         for number in range(RUNS):
             for kernel in kernels:
                 kernel.measure(journal, number, until)
@@ -78,122 +80,126 @@ def run(request: Request) -> Iterator[Part]:
 
 @dataclass(frozen=True)
 class _Kernel:
-    """The drawn problems of one kernel on this GPU."""
+    """Drawn problems of a kernel on this GPU."""
 
     gpu: BenchGpu
     clock: StateClock
-    found: FoundKernel
+    declared: FoundKernel
     drawn: Sequence[Drawn]
 
     @property
     def name(self) -> str:
-        return self.found.tunable.name
+        return self.declared.tunable.name
 
     @lazy
     def _kernel(self) -> DeviceKernel:
-        return DeviceKernel(self.found, self.gpu.arch, self.gpu.device)
+        return DeviceKernel(self.declared, self.gpu.arch, self.gpu.device)
 
     @lazy
     def _portfolio(self) -> tuple[Config, ...]:
-        tables = loader.load(self.found.tunable, self.gpu.arch).tables
-        return tuple(dict.fromkeys(config for one in tables for config in one.table.portfolio))
+        tables = loader.load(self.declared.tunable, self.gpu.arch).tables
+        return tuple(dict.fromkeys(config for loaded in tables for config in loaded.table.portfolio))
 
     @lazy
     def _legality(self) -> Legality:
-        return Legality(self.found.tunable, self.gpu.arch)
+        return Legality(self.declared.tunable, self.gpu.arch)
 
     @lazy
     def _code(self) -> dict[str, str]:
         compiler = cutile.compiler_version() or "none"
-        return {"source_hash": source_hash(self.found.tunable), "tileiras": compiler}
+        return {"source_hash": source_hash(self.declared.tunable), "tileiras": compiler}
 
-    def chosen(self, one: Drawn) -> Config:
-        """The config that serving takes for a problem."""
+    def chosen(self, draw: Drawn) -> Config:
+        """Return the config that serving takes for a problem."""
         return (
-            dispatcher_of(self.found.tunable)
-            .choice(self.gpu.arch, one.problem, device=self.gpu.device)
+            dispatcher_of(self.declared.tunable)
+            .choice(self.gpu.arch, draw.problem, device=self.gpu.device)
             .config
         )
 
-    def configs(self, one: Drawn) -> tuple[Config, ...]:
-        """The choice and the default, then what they are compared with."""
-        tunable = self.found.tunable
-        whole = tunable.candidates(self.gpu.arch, one.problem) if one.whole else ()
-        served = [c for c in self._portfolio if self._legality.refusal(c, one.problem) is None]
-        return tuple(dict.fromkeys((self.chosen(one), self._default(one), *served, *whole)))
+    def configs(self, draw: Drawn) -> tuple[Config, ...]:
+        """Return the choice and the default, then the configs that they are compared with."""
+        tunable = self.declared.tunable
+        whole = tunable.candidates(self.gpu.arch, draw.problem) if draw.whole else ()
+        served = [c for c in self._portfolio if self._legality.refusal(c, draw.problem) is None]
+        return tuple(dict.fromkeys((self.chosen(draw), self._default(draw), *served, *whole)))
 
     def measure(self, journal: Journal, number: int, until: float) -> None:
         """Measure the problems that a run lacks. Their compilations are all submitted before."""
-        missing = [one for one in self.drawn if not self._is_known(journal, one, number)]
+        missing = [draw for draw in self.drawn if not self._is_known(journal, draw, number)]
         if not missing or time.monotonic() > until:
             return
-        plans = [self.gpu.plan_served(self._kernel, one.problem, self.configs(one)) for one in missing]
-        for one, plan in zip(missing, plans, strict=True):
+        plans = [self.gpu.plan_served(self._kernel, draw.problem, self.configs(draw)) for draw in missing]
+        for draw, plan in zip(missing, plans, strict=True):
             if time.monotonic() > until:
                 return
-            key = self._key(one, number)
+            key = self._key(draw, number)
             journal.begin(key)
-            taken = self._taken(one, plan)
+            taken = self._taken(draw, plan)
             for _ in range(_TRIES - 1):
                 if not taken.disturbed or time.monotonic() > until:
                     break
-                again = self._taken(one, plan)
+                again = self._taken(draw, plan)
                 taken = again if again.failed is None else taken
             journal.keep(key, taken)
 
-    def _taken(self, one: Drawn, plan: ProblemPlan) -> Taken:
+    def _taken(self, draw: Drawn, plan: ProblemPlan) -> Taken:
         try:
-            return Taken(us=samples(self.gpu, self.clock, self._kernel, one, plan))
+            return Taken(us=samples(self.gpu, self.clock, self._kernel, draw, plan))
         except Exception as error:  # others may still succeed
             return Taken(us={}, failed=error_in_words(error))
 
     def seen(self, journal: Journal) -> tuple[list[Seen], list[str]]:
-        """The problems that the journal has samples of, in as many runs as it has; and why others failed."""
+        """Return the problems with samples in the journal, in as many runs as it has; and other failures."""
         seen, failed = [], []
-        for one in self.drawn:
-            taken = [journal.taken(self._key(one, number)) for number in range(RUNS)]
-            chosen, default = str(self.chosen(one)), str(self._default(one))
+        for draw in self.drawn:
+            taken = [journal.taken(self._key(draw, number)) for number in range(RUNS)]
+            chosen, default = str(self.chosen(draw)), str(self._default(draw))
             runs = [
-                each.us
-                for each in taken
-                if each and not each.disturbed and {chosen, default} <= each.us.keys()
+                outcome.us
+                for outcome in taken
+                if outcome and not outcome.disturbed and {chosen, default} <= outcome.us.keys()
             ]
             why = [
-                each.failed or (_DISTURBED if each.disturbed and not runs else "") for each in taken if each
+                outcome.failed or (_DISTURBED if outcome.disturbed and not runs else "")
+                for outcome in taken
+                if outcome
             ]
-            failed += [f"{one.problem}: {each}" for each in why if each][:1]
+            failed += [f"{draw.problem}: {reason}" for reason in why if reason][:1]
             if runs:
                 seen.append(
                     Seen(
-                        problem=f"{self.name} {one.problem}",
+                        problem=f"{self.name} {draw.problem}",
                         runs=runs,
                         chosen=chosen,
                         default=default,
                         portfolio=tuple(map(str, self._portfolio)),
-                        whole=one.whole,
-                        ragged=one.problem.size(BATCH[self.name]) % FACTOR != 0,
+                        whole=draw.whole,
+                        ragged=draw.problem.size(BATCH[self.name]) % FACTOR != 0,
                     )
                 )
         return seen, failed
 
-    def _default(self, one: Drawn) -> Config:
-        return self.found.tunable.default_config(self.gpu.arch, one.problem)
+    def _default(self, draw: Drawn) -> Config:
+        return self.declared.tunable.default_config(self.gpu.arch, draw.problem)
 
-    def _is_known(self, journal: Journal, one: Drawn, number: int) -> bool:
+    def _is_known(self, journal: Journal, draw: Drawn, number: int) -> bool:
         """Whether a run has a problem's samples, with those of the config that is chosen now."""
-        taken = journal.taken(self._key(one, number))
+        taken = journal.taken(self._key(draw, number))
         if taken is None or taken.failed is not None:
             return taken is not None
-        return not taken.disturbed and {str(self.chosen(one)), str(self._default(one))} <= taken.us.keys()
+        return not taken.disturbed and {str(self.chosen(draw)), str(self._default(draw))} <= taken.us.keys()
 
-    def _key(self, one: Drawn, number: int) -> Key:
+    def _key(self, draw: Drawn, number: int) -> Key:
         device = self.gpu.device.name
-        return Key(kernel=self.name, problem=str(one.problem), run=number, device=device, **self._code)
+        return Key(kernel=self.name, problem=str(draw.problem), run=number, device=device, **self._code)
 
 
-def samples(gpu: BenchGpu, clock: StateClock, kernel: DeviceKernel, one: Drawn, plan: ProblemPlan) -> Samples:
+def samples(
+    gpu: BenchGpu, clock: StateClock, kernel: DeviceKernel, draw: Drawn, plan: ProblemPlan
+) -> Samples:
     """Take the samples of a problem's configs, and of the rival where it has one."""
-    tunable, problem = kernel.tunable, one.problem
+    tunable, problem = kernel.tunable, draw.problem
     cubins = gpu.cubins(plan)
     seeds = [tunable.make_args(problem, gpu.torch_device, seed) for seed in (0, 1)]
     renewed = renewing(tunable, seeds)
@@ -209,12 +215,12 @@ def samples(gpu: BenchGpu, clock: StateClock, kernel: DeviceKernel, one: Drawn, 
     runs = {name: launches for name, launches in runs.items() if name in kept or once[name] <= limit}
     if tunable.name in _RIVALS:
         runs[RIVAL] = [_RIVALS[tunable.name](args) for args in seeds]
-    found = clock.samples(runs, renewed, (*COOL, *LOADED) if one.capped else COOL, _SAMPLES)
+    taken = clock.samples(runs, renewed, (*COOL, *LOADED) if draw.capped else COOL, _SAMPLES)
     del runs, seeds, renewed
     torch.cuda.empty_cache()
     return {
         name: {state: [round(us, 3) for us in own] for state, own in by_state.items()}
-        for name, by_state in found.items()
+        for name, by_state in taken.items()
     }
 
 
@@ -229,4 +235,4 @@ def _linear(args: Sequence[Any]) -> Callable[[], object]:
 
 
 _RIVALS: dict[str, Callable[[Sequence[Any]], Callable[[], object]]] = {"matmul": _product, "linear": _linear}
-"""What else multiplies, by kernel; it writes the result in place of the kernel."""
+"""Rival products by kernel; each writes the result in place of the kernel."""

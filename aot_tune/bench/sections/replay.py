@@ -44,41 +44,41 @@ SHAPES: Mapping[str, Sequence[tuple[int, ...]]] = {
     "layer_norm": ((4096, 4096), (8192, 1280), (2048, 8192)),
     "persistent_layer_norm": ((4096, 4096), (8192, 1280), (2048, 8192)),
 }
-"""Operation to the shapes that `aot_tune.bench.children.replay` calls it with, those of LLM servers.
+"""Shapes of LLM servers by operation, with which `aot_tune.bench.children.replay` calls it.
 
-The hidden sizes of silu_and_mul differ, since the library's cache does not tell rows apart.
+The hidden sizes of silu_and_mul differ, because the library's cache does not distinguish rows.
 """
 
 VARIANTS = ("bare", "compiled", "cubins")
-"""The processes that are compared; those that replay come after the one that does not."""
+"""Compared processes; those that replay come after the process that does not."""
 
 ROUNDS = 5
 """Rounds in which the processes take turns at their later calls."""
 
 TIE = 0.02
-"""Two times within this fraction of each other are the same, as everywhere in this project."""
+"""Fraction within which two times tie, as everywhere in this project."""
 
 COMPILED = "compiled although cubins were given"
-"""The figure that says why a process without a compiler could not go on."""
+"""Key of the reason why a process without a compiler could not go on."""
 
 LIMIT_S = 300.0
 """Seconds after which a process that does not answer, or a recording that does not end, is killed."""
 
 CHILD = "aot_tune.bench.children.replay"
-"""The module that calls the operations."""
+"""Module that calls the operations."""
 
 COMMAND_LINE = "aot_tune"
-"""The module that records, compiles and replays."""
+"""Module that records, compiles and replays."""
 
 _LINES = 12
-"""Last lines on stderr of a process that are printed: what recording tells, and why a process died."""
+"""Printed last lines of a process's stderr: what recording reports, or why a process died."""
 
 _BESIDE = Path("build/third-party/tilegym")
-"""Where `make third-party` puts the library."""
+"""Folder of the library, by `make third-party`."""
 
 
 class ReplayError(Exception):
-    """An operation cannot be measured. The others are."""
+    """An operation cannot be measured; the other operations go on."""
 
 
 def run(request: Request) -> Iterator[Part]:
@@ -90,10 +90,10 @@ def run(request: Request) -> Iterator[Part]:
 
 
 def library_paths() -> list[Path]:
-    """The folders that the processes need on their path to import TileGym, none where it is installed.
+    """Return the folders for the processes' path to import TileGym, none where it is installed.
 
     Raises:
-        UsageError: It is nowhere.
+        UsageError: TileGym cannot be found.
     """
     if find_spec("tilegym") is not None:
         return []
@@ -101,7 +101,7 @@ def library_paths() -> list[Path]:
         return [_BESIDE.absolute()]
     raise UsageError(
         "replay measures TileGym, which cannot be imported here: make third-party puts it into "
-        f"{_BESIDE}; where it lies elsewhere, name that folder in PYTHONPATH"
+        f"{_BESIDE}; if it is elsewhere, name that folder in PYTHONPATH"
     )
 
 
@@ -119,7 +119,7 @@ def measured(
     Args:
         names: The operations.
         arch: The arch of this machine's GPU, such as ``sm90``.
-        paths: Folders to import from, beside those that this process was given.
+        paths: Folders to import from, in addition to this process's PYTHONPATH.
         child: The module that calls the operations.
         limit_s: Seconds after which no further operation begins.
         answer_s: Seconds after which a process is killed that does not answer.
@@ -128,18 +128,18 @@ def measured(
     with contextlib.ExitStack() as stack:
         folder = Path(stack.enter_context(tempfile.TemporaryDirectory(prefix="aot-tune-replay-")))
         operations = [_Operation(name, arch, folder / name, paths, child, answer_s) for name in names]
-        for one in operations:
-            stack.callback(one.close)
-        for one, following in zip(operations, [*operations[1:], None], strict=True):
+        for operation in operations:
+            stack.callback(operation.close)
+        for operation, following in zip(operations, [*operations[1:], None], strict=True):
             if time.perf_counter() - started > limit_s:
-                print(f"   stopped before {one.name}: the limit of {limit_s:.0f} s is over", flush=True)
+                print(f"   stopped before {operation.name}: the limit of {limit_s:.0f} s is over", flush=True)
                 break
             try:
-                figures[one.name] = one.figures(following)
+                figures[operation.name] = operation.figures(following)
             except ReplayError as error:
-                figures[one.name] = {"failed": str(error)}
-            one.close()
-            yield Part(name=one.name, figures=figures[one.name])
+                figures[operation.name] = {"failed": str(error)}
+            operation.close()
+            yield Part(name=operation.name, figures=figures[operation.name])
     if figures:
         yield Part(name="summary", figures=summary(figures))
 
@@ -148,7 +148,7 @@ class _Operation:
     """One operation: recorded, then called in three processes.
 
     Args:
-        name: Its name in `SHAPES`.
+        name: The operation's name in `SHAPES`.
         arch: The arch of this machine's GPU.
         folder: Everything that is written lies below it.
         paths: Folders to import from.
@@ -166,9 +166,9 @@ class _Operation:
         self._started: dict[str, _Child] = {}
         kept = {key: value for key, value in os.environ.items() if key not in environment.DESCRIPTIONS}
         kept.pop("TILEGYM_DISABLE_AUTOTUNE", None)
-        given = [Path(one) for one in os.environ.get("PYTHONPATH", "").split(os.pathsep) if one]
-        # Absolute, since the processes run in a folder of their own: journals and cubins are kept there.
-        folders = [str(one.absolute()) for one in (Path(aot_tune.__file__).parents[1], *paths, *given)]
+        given = [Path(folder) for folder in os.environ.get("PYTHONPATH", "").split(os.pathsep) if folder]
+        # Absolute, because the processes run in a folder of their own: journals and cubins are kept there.
+        folders = [str(path.absolute()) for path in (Path(aot_tune.__file__).parents[1], *paths, *given)]
         self._variables = {**kept, "PYTHONPATH": os.pathsep.join(folders), "CUDA_TILE_CACHE_DIR": "off"}
 
     def import_for_recording(self) -> None:
@@ -177,15 +177,16 @@ class _Operation:
             self._start("record", "record", "--out", str(self._tables), "--", *self._call)
 
     def close(self) -> None:
-        """Kill every process of it that runs."""
-        for each in self._started.values():
-            each.close()
+        """Kill the operation's running processes."""
+        for child in self._started.values():
+            child.close()
 
     def figures(self, following: _Operation | None) -> dict[str, Any]:
-        """Everything that is measured.
+        """Measure the operation and return all figures.
 
         Args:
-            following: The operation that is measured next. It imports while this one is recorded.
+            following: The operation that is measured next. It imports while the present operation is
+                recorded.
 
         Raises:
             ReplayError: The operation fails.
@@ -202,12 +203,12 @@ class _Operation:
             figures["compile_s"] = self._compile(recorded)
         else:
             waiting.pop("cubins").close()  # nothing was searched: there is nothing to compile
-        for each in waiting.values():
-            each.ask("prepare")
+        for child in waiting.values():
+            child.ask("prepare")
         return figures | self._compared(waiting)
 
     def _start_all(self) -> dict[str, _Child]:
-        """Start the three processes. They import, and make their context and tensors when they are told."""
+        """Start the three processes. They import; on a command they make their context and tensors."""
         bare = self._child("bare", self._call)
         compiled = self._start("compiled", "run", "--tables", str(self._tables), "--", *self._call)
         cubins = ["--tables", str(self._archives), "--", *self._call, "--no-compiler"]
@@ -221,11 +222,11 @@ class _Operation:
         places = {shape: place for place, shape in enumerate(_labels(self.name))}
         calls = {shape: recording.ask("first", place)["ms"] for shape, place in places.items()}
         recording.end()
-        print(f"   {self.name}: aot-tune record says:", *recording.said(), sep="\n      ", flush=True)
+        print(f"   {self.name}: aot-tune record says:", *recording.last_lines(), sep="\n      ", flush=True)
         return {"record_s": round(time.perf_counter() - started, 2), "record_ms": calls}
 
     def _compile(self, recorded: Sequence[Path]) -> float:
-        """Compile the winners of tables for the process that gets cubins; the seconds that it takes."""
+        """Compile the winners of tables for the process with cubins; return the seconds that it takes."""
         started = time.perf_counter()
         kernels = [word for path in recorded for word in ("--kernel", path.stem)]
         variables = {environment.TABLES: str(self._archives)}
@@ -235,18 +236,19 @@ class _Operation:
     def _compared(self, waiting: Mapping[str, _Child]) -> dict[str, Any]:
         shapes = _labels(self.name)
         firsts: dict[str, list[dict[str, Any]]] = {}
-        for name, each in waiting.items():
-            firsts[name] = [each.ask("first", place) for place in range(len(shapes))]
+        for name, child in waiting.items():
+            firsts[name] = [child.ask("first", place) for place in range(len(shapes))]
             # Printed at once, so that a run that is cut off has printed all it measured.
-            told = ", ".join(f"{one['ms']:.1f}" for one in firsts[name])
-            print(f"   {self.name}, {name}: first calls {told} ms", flush=True)
+            ms = ", ".join(f"{answer['ms']:.1f}" for answer in firsts[name])
+            print(f"   {self.name}, {name}: first calls {ms} ms", flush=True)
         times = [{(do, name): list[float]() for do in ("gpu", "later") for name in waiting} for _ in shapes]
         for turn in range(ROUNDS):
             for place, kept in enumerate(times):
                 for do in ("gpu", "later"):
                     for name in list(waiting)[:: -1 if turn % 2 else 1]:
                         kept[do, name].append(waiting[name].ask(do, place)["us"])
-        figures: dict[str, Any] = {"searches": sum(one["searches"] for one in firsts["bare"]), "shapes": {}}
+        searches = sum(answer["searches"] for answer in firsts["bare"])
+        figures: dict[str, Any] = {"searches": searches, "shapes": {}}
         for place, shape in enumerate(shapes):
             first = {name: answers[place] for name, answers in firsts.items()}
             figures["shapes"][shape] = _shape(first, times[place])
@@ -272,14 +274,14 @@ class _Operation:
 
 
 class _Child:
-    """A process that answers commands, each a line of JSON, with a line of JSON.
+    """A child process that answers commands, each a line of JSON, with a line of JSON.
 
     Args:
-        name: What errors call it.
+        name: The process's name in errors.
         command: The program and its arguments.
-        variables: Its environment.
-        folder: Its working folder. What it says on stderr is written there.
-        answer_s: Seconds after which it is killed when it does not answer or end.
+        variables: The environment.
+        folder: The working folder, where stderr is written to a file.
+        answer_s: Seconds after which the process is killed when it does not answer or end.
     """
 
     def __init__(
@@ -287,11 +289,11 @@ class _Child:
     ) -> None:
         self._name, self._answer_s = name, answer_s
         self._late = self._closed = False
-        self._said = folder / f"{name}.stderr"
-        with self._said.open("wb") as said:
-            # A session of its own: what `aot-tune` starts is killed with it.
+        self._stderr = folder / f"{name}.stderr"
+        with self._stderr.open("wb") as stderr:
+            # A session of its own: the processes that `aot-tune` starts are killed with it.
             self._process = subprocess.Popen(
-                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=said, env=variables,
+                command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=stderr, env=variables,
                 cwd=folder, text=True, start_new_session=True,
             )  # fmt: skip
 
@@ -299,7 +301,7 @@ class _Child:
         """Give a command and wait for its answer.
 
         Raises:
-            ReplayError: It failed, died or hung.
+            ReplayError: The process failed, died or hung.
         """
         assert self._process.stdin is not None
         assert self._process.stdout is not None
@@ -317,22 +319,22 @@ class _Child:
         return answer
 
     def end(self) -> None:
-        """Give no further command, and wait for its end.
+        """Send no further command, and wait for the process's end.
 
         Raises:
-            ReplayError: It failed or hung.
+            ReplayError: The process failed or hung.
         """
         with self._limited():
             self._process.communicate()
         if self._process.returncode:
             raise ReplayError(f"{self._name}: {self._why()}")
 
-    def said(self) -> list[str]:
-        """Its last lines on stderr."""
-        return self._said.read_text(errors="replace").strip().splitlines()[-_LINES:]
+    def last_lines(self) -> list[str]:
+        """Return the last lines on stderr."""
+        return self._stderr.read_text(errors="replace").strip().splitlines()[-_LINES:]
 
     def close(self) -> None:
-        """Kill it with all that it started, if it runs."""
+        """Kill the process with all that it started, if it runs."""
         if self._closed:
             return
         self._closed = True
@@ -362,7 +364,7 @@ class _Child:
         if self._late:
             return f"killed after {self._answer_s:.0f} s without an answer"
         code = self._process.wait()
-        lines = self.said()
+        lines = self.last_lines()
         print(f"   {self._name} says:", *lines, sep="\n      ", flush=True)
         return lines[-1] if lines else f"exit code {code}"
 
@@ -377,15 +379,15 @@ def _labels(name: str) -> list[str]:
 def _shape(
     first: Mapping[str, Mapping[str, Any]], times: Mapping[tuple[str, str], Sequence[float]]
 ) -> dict[str, Any]:
-    """The figures of one shape.
+    """Return the figures of one shape.
 
     Args:
         first: Process to the answer of its first call.
-        times: What was timed, and process, to the microseconds of each round.
+        times: Microseconds of each round, by what was timed and the process.
     """
     figures: dict[str, Any] = {
         "searches": first["bare"]["searches"],
-        "first_ms": {name: one["ms"] for name, one in first.items()},
+        "first_ms": {name: answer["ms"] for name, answer in first.items()},
     }
     replayed = [name for name in first if name != "bare"]
     figures["speed-up"] = {name: round(first["bare"]["ms"] / first[name]["ms"], 1) for name in replayed}
@@ -403,86 +405,86 @@ def _shape(
 
 
 def _ratio(over: Sequence[float], under: Sequence[float]) -> dict[str, float]:
-    """The ratio of two times of the same rounds: its median, and its range over the rounds."""
-    ratios = [one / other for one, other in zip(over, under, strict=True)]
-    found = {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
-    return {name: round(value, 4) for name, value in found.items()}
+    """Return the ratio of two times of the same rounds: its median, and its range over the rounds."""
+    ratios = [upper / lower for upper, lower in zip(over, under, strict=True)]
+    figures = {"median": statistics.median(ratios), "least": min(ratios), "most": max(ratios)}
+    return {name: round(value, 4) for name, value in figures.items()}
 
 
 def is_slower(ratio: Mapping[str, float]) -> bool:
-    """Whether it is slower beyond noise: by more than a tie in the median, and in every round."""
+    """Whether a ratio is slower beyond noise: by more than a tie in the median, and in every round."""
     return ratio["median"] > 1 + TIE and ratio["least"] > 1
 
 
 def summary(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """What the figures of all operations say together."""
-    measured = {name: one for name, one in figures.items() if "shapes" in one}
-    searching = {name: one for name, one in measured.items() if one["searches"]}
-    found: dict[str, Any] = {
+    """Summarise the figures of all operations."""
+    measured = {name: operation for name, operation in figures.items() if "shapes" in operation}
+    searching = {name: operation for name, operation in measured.items() if operation["searches"]}
+    result: dict[str, Any] = {
         "operations": list(measured),
         "without a search": [name for name in measured if name not in searching],
         "not measured": [name for name in figures if name not in measured],
     }
     for variant in VARIANTS[1:]:
         ups = {
-            f"{name} {shape}": one["speed-up"][variant]
+            f"{name} {shape}": measured_shape["speed-up"][variant]
             for name, operation in searching.items()
-            for shape, one in operation["shapes"].items()
-            if one["searches"] and variant in one["speed-up"]
-            if not (variant == "cubins" and COMPILED in one)
+            for shape, measured_shape in operation["shapes"].items()
+            if measured_shape["searches"] and variant in measured_shape["speed-up"]
+            if not (variant == "cubins" and COMPILED in measured_shape)
         }
         if ups:
             mean = math.exp(statistics.fmean(map(math.log, ups.values())))
-            found[f"speed-up, {variant}"] = {"geometric mean": round(mean, 1), **_extreme("least", ups, min)}
-    found |= _from_cubins(searching)
+            result[f"speed-up, {variant}"] = {"geometric mean": round(mean, 1), **_extreme("least", ups, min)}
+    result |= _from_cubins(searching)
     for do, title in (("gpu", "recorded winner over own"), ("later", "later calls over bare")):
         ratios = {
             f"{name} {shape}, {variant}": ratio
             for name, operation in measured.items()
-            for shape, one in operation["shapes"].items()
-            for variant, ratio in one[f"{do}, replayed / bare"].items()
+            for shape, measured_shape in operation["shapes"].items()
+            for variant, ratio in measured_shape[f"{do}, replayed / bare"].items()
         }
         if ratios:
             medians = {at: ratio["median"] for at, ratio in ratios.items()}
-            found[title] = {
+            result[title] = {
                 **_extreme("most", medians, max),
                 "slower beyond noise": [at for at, ratio in ratios.items() if is_slower(ratio)],
             }
-    return found
+    return result
 
 
 def later_means(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
-    """Later calls over the library's own, by what replays them, and of operations that nothing replays."""
+    """Return mean ratios of later calls to the library's own, by what replays them, or without a search."""
     ratios: dict[str, list[float]] = {}
     for operation in figures.values():
-        for one in operation["shapes"].values():
-            for variant, ratio in one["later, replayed / bare"].items():
+        for shape in operation["shapes"].values():
+            for variant, ratio in shape["later, replayed / bare"].items():
                 where = "from cubins" if variant == "cubins" else "compiled on the spot"
                 ratios.setdefault(where if operation["searches"] else "without a search", []).append(
                     ratio["median"]
                 )
-    return {where: math.exp(statistics.fmean(map(math.log, found))) for where, found in ratios.items()}
+    return {where: math.exp(statistics.fmean(map(math.log, medians))) for where, medians in ratios.items()}
 
 
 def _from_cubins(searching: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
-    """The longest first calls without a compiler, of a process's first shape and of the next ones."""
+    """Return the longest first calls without a compiler, of a process's first shape and of the next ones."""
     first, following, compiled = dict[str, float](), dict[str, float](), list[str]()
     for name, operation in searching.items():
-        for place, (shape, one) in enumerate(operation["shapes"].items()):
+        for place, (shape, measured) in enumerate(operation["shapes"].items()):
             at = f"{name} {shape}"
-            if COMPILED in one:
+            if COMPILED in measured:
                 compiled.append(at)
-            elif "cubins" in one["first_ms"]:
-                (following if place else first)[at] = one["first_ms"]["cubins"]
-    found: dict[str, Any] = {}
+            elif "cubins" in measured["first_ms"]:
+                (following if place else first)[at] = measured["first_ms"]["cubins"]
+    result: dict[str, Any] = {}
     if first:
-        found["first call from cubins, ms"] = _extreme("most", first, max)
+        result["first call from cubins, ms"] = _extreme("most", first, max)
     if following:
-        found["next first calls from cubins, ms"] = _extreme("most", following, max)
-    found[COMPILED] = compiled
-    return found
+        result["next first calls from cubins, ms"] = _extreme("most", following, max)
+    result[COMPILED] = compiled
+    return result
 
 
 def _extreme(title: str, values: Mapping[str, float], choose: Any) -> dict[str, Any]:
-    at = choose(values, key=lambda one: values[one])
+    at = choose(values, key=lambda name: values[name])
     return {title: values[at], "at": at}

@@ -42,37 +42,37 @@ from aot_tune.values.problem import Problem
 from aot_tune.values.text import counted
 
 KERNELS = ("rms_norm", "layer_norm", "softmax", "rope", "gated_activation", "attention")
-"""The kernels that are swept unless others are named: long and short ones, two of which compile for long."""
+"""Kernels that are swept by default: long and short sweeps, two of which compile for long."""
 
 KILLED = "one worker killed"
-"""Stands behind the name of the run in which a worker is killed."""
+"""Suffix of the name of the run in which a worker is killed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Run:
-    """A sweep that is over."""
+    """A finished sweep."""
 
     gpus: int
     """Number of GPUs."""
 
     cores: int
-    """Number of cores that it might use."""
+    """Number of cores that the sweep might use."""
 
     seconds: float
-    """From the start of its process to its end."""
+    """Seconds from the start of the sweep's process to its end."""
 
     tables: Mapping[str, Table]
-    """Kernel to its table."""
+    """Tables by kernel."""
 
     records: Mapping[str, Sequence[Record]]
-    """Kernel to the records of its journal."""
+    """Records of the journal by kernel."""
 
 
 def run(request: Request) -> Iterator[Part]:
     """Sweep with each number of GPUs.
 
     Raises:
-        UsageError: No shipped kernel has a name that is asked for.
+        UsageError: No shipped kernel has a requested name.
         TuneError: A sweep failed.
     """
     names = request.kernels or KERNELS
@@ -89,8 +89,8 @@ def run(request: Request) -> Iterator[Part]:
                 runs += pool.map(sweeps.swept, narrow, firsts)
         else:
             runs += [sweeps.swept(width, 0) for width in narrow]
-        for one in runs:
-            yield Part(name=counted(one.gpus, "GPU"), figures=figures(one, runs[0]))
+        for finished in runs:
+            yield Part(name=counted(finished.gpus, "GPU"), figures=figures(finished, runs[0]))
         wide = sweeps.swept(widest, 0)
         yield Part(name=counted(widest, "GPU"), figures=figures(wide, (runs or [wide])[0]))
         if runs:
@@ -99,7 +99,7 @@ def run(request: Request) -> Iterator[Part]:
 
 
 def widths(gpus: int) -> list[int]:
-    """The numbers of GPUs to sweep on: the powers of two below `gpus`, and `gpus`."""
+    """Return the numbers of GPUs to sweep on: the powers of two below `gpus`, and `gpus`."""
     return [*(1 << place for place in range(gpus.bit_length()) if 1 << place < gpus), gpus]
 
 
@@ -107,13 +107,13 @@ class Sweeps:
     """Runs sweeps of the same kernels, each in a folder of its own.
 
     Args:
-        words: The words behind ``aot-tune tune`` that say what is swept.
+        words: The arguments of ``aot-tune tune`` that name what is swept.
         gpus: The host's GPUs.
         folder: An empty folder.
     """
 
     tune: Sequence[str] = (sys.executable, "-m", "aot_tune", "tune")
-    """The command that sweeps."""
+    """Command that sweeps."""
 
     def __init__(self, words: Sequence[str], gpus: Sequence[Gpu], folder: Path) -> None:
         self._words, self._gpus, self._folder = words, gpus, folder
@@ -129,8 +129,8 @@ class Sweeps:
 
         Args:
             width: Number of GPUs.
-            first: The place of the first of them.
-            kill_after_s: When to kill the worker of the last of them, seconds; None for never.
+            first: The place of the first GPU.
+            kill_after_s: When to kill the worker of the last GPU, seconds; None for never.
 
         Raises:
             TuneError: The sweep failed, or there was no worker to kill.
@@ -156,18 +156,18 @@ class Sweeps:
         if status:
             end = (folder / "log").read_text(errors="replace")[-2000:]
             raise TuneError(f"the sweep on {counted(width, 'GPU')} ended with status {status}: {end}")
-        found = [journals.read(path, accepts) for path in (folder / "journal").rglob("*.done")]
+        contents = [journals.read(path, accepts) for path in (folder / "journal").rglob("*.done")]
         return Run(
             gpus=width,
             cores=len(cores),
             seconds=seconds,
             tables={table.kernel: table for table in _tables(folder / "out", gpus[0].arch)},
-            records={content.identity["kernel"]: content.records for content in found},
+            records={content.identity["kernel"]: content.records for content in contents},
         )
 
 
 def _started(command: Sequence[str], cores: Iterable[int], log: int) -> subprocess.Popen[bytes]:
-    """A process on some cores. It takes them over from the thread that starts it, which had all before."""
+    """Start a process on some cores, inherited from the thread that starts it, which had all before."""
     before = os.sched_getaffinity(0)
     os.sched_setaffinity(0, set(cores))
     try:
@@ -177,7 +177,7 @@ def _started(command: Sequence[str], cores: Iterable[int], log: int) -> subproce
 
 
 def _kill_worker(gpu: Gpu, sweep: subprocess.Popen[bytes], after_s: float) -> None:
-    """Kill what computes on a GPU, after some seconds.
+    """Kill the processes that compute on a GPU, after some seconds.
 
     Raises:
         TuneError: Nothing computes there until the sweep has ended.
@@ -205,27 +205,27 @@ def _tables(folder: Path, arch: Arch | None) -> Iterator[Table]:
 # Figures ----------------------------------------------------------------------------------------------------
 
 
-def figures(one: Run, alone: Run) -> dict[str, Any]:
-    """What a sweep took, and how its tables differ from those of the one on a single GPU.
+def figures(sweep: Run, alone: Run) -> dict[str, Any]:
+    """Return a sweep's times, and how its tables differ from those of the sweep on a single GPU.
 
     Args:
-        one: A sweep.
-        alone: The narrowest one.
+        sweep: A sweep.
+        alone: The narrowest sweep.
     """
-    spent = [record for records in one.records.values() for record in records if record["kind"] == "spent"]
+    spent = [record for records in sweep.records.values() for record in records if record["kind"] == "spent"]
     worked = sum(record["measure_s"] + record["verify_s"] + record.get("open_s", 0.0) for record in spent)
     started, waited = (sum(record.get(name, 0.0) for record in spent) for name in ("start_s", "waited_s"))
     compiled = sum(
         record.get("seconds", 0.0)
-        for records in one.records.values()
+        for records in sweep.records.values()
         for record in records
         if record["kind"] == "compile"
     )
-    in_all = one.gpus * one.seconds
+    in_all = sweep.gpus * sweep.seconds
     return {
-        "kernels": {name: len(table.entries) for name, table in one.tables.items()},
-        "cores": one.cores,
-        "sweep_s": round(one.seconds, 1),
+        "kernels": {name: len(table.entries) for name, table in sweep.tables.items()},
+        "cores": sweep.cores,
+        "sweep_s": round(sweep.seconds, 1),
         "efficiency": round(alone.seconds * alone.gpus / in_all, 3),
         "GPUs' seconds": {
             "in all": round(in_all, 1),
@@ -236,32 +236,32 @@ def figures(one: Run, alone: Run) -> dict[str, Any]:
         },
         "compiling, seconds of cores": round(compiled, 1),
         "compile-bound part": round(waited / in_all, 3),
-        "winners": differences(one, alone),
+        "winners": differences(sweep, alone),
     }
 
 
-def differences(one: Run, other: Run) -> dict[str, Any]:
-    """In how many entries the winners of two sweeps differ, in how many of these they tie, and the others.
+def differences(sweep: Run, reference: Run) -> dict[str, Any]:
+    """Count the entries whose winners differ in two sweeps, those of them that tie, and list the others.
 
-    Winners are compared nearly as a sweep compares them: by the time in each one's worst state, but in one
-    pass of one sweep. Those of the same code tie, whatever their grids are. A winner may also be no member of
-    the other sweep's portfolio, which then had others to choose from: portfolios are settled by what they
-    leave in all entries.
+    Winners are compared nearly as a sweep compares them: by the time in each winner's worst state, but in one
+    pass of one sweep. Winners of equal code tie, whatever their grids are. A winner may be missing from the
+    other sweep's portfolio, which then had other configs to choose from: portfolios are chosen by the regret
+    that they leave in all entries.
     """
     entries = differing = 0
     apart = []
-    for name, table in one.tables.items():
-        sweeps = [_Timed(sweep.records[name]) for sweep in (one, other)]
-        theirs = {entry.bucket: entry.config for entry in other.tables[name].entries}
-        portfolios = [sweep.tables[name].portfolio for sweep in (one, other)]
+    for name, table in sweep.tables.items():
+        timed = [_Timed(run.records[name]) for run in (sweep, reference)]
+        theirs = {entry.bucket: entry.config for entry in reference.tables[name].entries}
+        portfolios = [run.tables[name].portfolio for run in (sweep, reference)]
         for entry in table.entries:
             entries += 1
             config = theirs.get(entry.bucket)
             if config == entry.config:
                 continue
             differing += 1
-            pairs = [sweep.pair(entry.bucket, entry.config, config) if config else None for sweep in sweeps]
-            alike = config and any(sweep.same_code(entry.bucket, entry.config, config) for sweep in sweeps)
+            pairs = [times.pair(entry.bucket, entry.config, config) if config else None for times in timed]
+            alike = config and any(times.same_code(entry.bucket, entry.config, config) for times in timed)
             if alike or any(pair is not None and is_tie(*pair) for pair in pairs):
                 continue
             apart.append(
@@ -270,9 +270,9 @@ def differences(one: Run, other: Run) -> dict[str, Any]:
                     "problem": str(entry.bucket),
                     "winners": [str(entry.config), str(config or "no entry")],
                     "in both portfolios": all(
-                        each is None or each in portfolio
+                        winner is None or winner in portfolio
                         for portfolio in portfolios
-                        for each in (entry.config, config)
+                        for winner in (entry.config, config)
                     ),
                     "us": [[round(time.mean_us, 2) for time in pair] if pair else None for pair in pairs],
                 }
@@ -286,10 +286,10 @@ def differences(one: Run, other: Run) -> dict[str, Any]:
 
 
 class _Timed:
-    """The times of a kernel's sweep, as the sweep compares them.
+    """Times of a kernel's sweep, as the sweep compares them.
 
     Args:
-        records: The records of its journal.
+        records: The records of the sweep's journal.
     """
 
     def __init__(self, records: Sequence[Record]) -> None:
@@ -303,35 +303,37 @@ class _Timed:
             elif record["kind"] == "compile" and "code" in record:
                 self._codes[problem, config_of(record)] = record["code"]
 
-    def same_code(self, problem: Problem, one: Config, other: Config) -> bool:
+    def same_code(self, problem: Problem, left: Config, right: Config) -> bool:
         """Whether two configs were compiled to the same code for a problem."""
-        code = self._codes.get((problem, one))
-        return code is not None and code == self._codes.get((problem, other))
+        code = self._codes.get((problem, left))
+        return code is not None and code == self._codes.get((problem, right))
 
-    def pair(self, problem: Problem, one: Config, other: Config) -> tuple[Measurement, Measurement] | None:
-        """The times of two configs in the last pass that has both; None where none has."""
+    def pair(self, problem: Problem, left: Config, right: Config) -> tuple[Measurement, Measurement] | None:
+        """Return the times of two configs in the last pass that has both; None where none has."""
         for which in ("portfolio", "candidates"):
             times = self._judged(which, problem)
-            found = [self._of_its_code(times, problem, config) for config in (one, other)]
-            if found[0] is not None and found[1] is not None:
-                return found[0], found[1]
+            both = [self._of_its_code(times, problem, config) for config in (left, right)]
+            if both[0] is not None and both[1] is not None:
+                return both[0], both[1]
         return None
 
     def _of_its_code(
         self, times: Mapping[Config, Measurement], problem: Problem, config: Config
     ) -> Measurement | None:
-        """A config's time, or that of another of the same code: of those alike one is timed."""
+        """Return a config's time, or that of a config of the same code: of equal code one config is timed."""
         if config in times:
             return times[config]
-        return next((time for one, time in times.items() if self.same_code(problem, one, config)), None)
+        return next((time for timed, time in times.items() if self.same_code(problem, timed, config)), None)
 
     def _judged(self, which: Pass, problem: Problem) -> dict[Config, Measurement]:
-        """Each config's time in its worst state, in one pass."""
+        """Return each config's time in its worst state, in one pass."""
         last: Step = "portfolio finals" if which == "portfolio" else "candidate finals"
-        there: Step = "portfolio states" if which == "portfolio" else "candidate states"
+        in_states: Step = "portfolio states" if which == "portfolio" else "candidate states"
         times = self._times(which, problem)
         finals = {config: time for config, time in self._times(last, problem).items() if config in times}
-        states = {state: found for state in get_args(State) if (found := self._times(there, problem, state))}
+        states = {
+            state: timed for state in get_args(State) if (timed := self._times(in_states, problem, state))
+        }
         return in_worst_state({**times, **as_of_first_run(times, finals)}, states)
 
     def _times(self, step: Step, problem: Problem, state: State | None = None) -> dict[Config, Measurement]:
@@ -339,4 +341,4 @@ class _Timed:
             config: self._results.outcome(step, problem, config, state)
             for config in self._configs.get(problem, ())
         }
-        return {config: one for config, one in outcomes.items() if isinstance(one, Measurement)}
+        return {config: outcome for config, outcome in outcomes.items() if isinstance(outcome, Measurement)}

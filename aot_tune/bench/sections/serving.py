@@ -21,13 +21,13 @@ from aot_tune.bench.sections.part import Part, Request
 from aot_tune.declare.selection import chosen_arch
 
 KERNELS = ("rms_norm", "matmul", "rope")
-"""The kernels that the scenarios launch."""
+"""Kernels that the scenarios launch."""
 
 _PRIMED = 3
 """Most processes that prime first. Each takes half a minute."""
 
 _LIMIT_S = 400.0
-"""Seconds after which a process is taken for one that hangs."""
+"""Seconds after which a process counts as hanging."""
 
 _IMPORTS = {
     "interpreter": "pass",
@@ -35,7 +35,7 @@ _IMPORTS = {
     "torch and cuTile": "import torch, cuda.tile",
     "the kernels": "import torch, cuda.tile, aot_tune.kernels",
 }
-"""What a fresh interpreter runs, by name."""
+"""Statements that a fresh interpreter runs, by name."""
 
 _NO_CONTEXT = """
 import os, torch, cuda.tile, aot_tune.kernels
@@ -46,7 +46,7 @@ if child == 0:
     os._exit(0)
 assert os.waitpid(child, 0)[1] == 0
 """
-"""Fails where importing the kernels creates a CUDA context: no forked child could use the GPU then."""
+"""Program that fails where importing the kernels creates a CUDA context: no fork could use the GPU then."""
 
 
 def run(request: Request) -> Iterator[Part]:
@@ -61,10 +61,10 @@ def run(request: Request) -> Iterator[Part]:
 
 
 class _Bench:
-    """One run.
+    """A run of all scenarios.
 
     Args:
-        folder: Everything that the run makes is below it.
+        folder: The folder of all files of the run.
         repeats: Fresh processes of each quick scenario.
     """
 
@@ -82,7 +82,7 @@ class _Bench:
         self._size_kb = (self._archives / arch / "cubins.aot").stat().st_size / 1024
 
     def all(self) -> Iterator[tuple[str, dict[str, Any]]]:
-        """Every scenario's name and figures, each as soon as it is measured."""
+        """Yield every scenario's name and figures, each as soon as it is measured."""
         disk = self._folder / "cutile"
         yield "imports", _imports(self._repeats)
         yield "archive", {"kb": round(self._size_kb, 1), "kernels": len(KERNELS)}
@@ -102,15 +102,15 @@ class _Bench:
         yield "a miss, searched live over cubins", self._several("misses", prebuilt=True)
         yield "loading", self._several("loading", prebuilt=True)
         primed = [self._child("after_prime", prebuilt=True) for _ in range(min(_PRIMED, self._repeats))]
-        failed = next((one for one in primed if "failed" in one), None)
+        failed = next((answer for answer in primed if "failed" in answer), None)
         yield "after prime", failed or {"processes": primed}
 
     def _several(self, scenario: str, *, prebuilt: bool = False, cutile_cache: Path | None = None) -> Any:
-        """Median and minimum over processes for each number; other values from the last process."""
+        """Return median and minimum over processes for each number; other values from the last process."""
         answers = [
             self._child(scenario, prebuilt=prebuilt, cutile_cache=cutile_cache) for _ in range(self._repeats)
         ]
-        failed = next((one for one in answers if "failed" in one), None)
+        failed = next((answer for answer in answers if "failed" in answer), None)
         return failed or {**_median_and_minimum(answers), "processes": len(answers)}
 
     def _child(
@@ -161,19 +161,19 @@ class _Bench:
 
 
 def _median_and_minimum(answers: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-    """Median and minimum of each number that several processes printed; other values from the last one."""
-    found: dict[str, Any] = {}
+    """Return median and minimum of each number of several processes; other values from the last one."""
+    figures: dict[str, Any] = {}
     for name, value in answers[-1].items():
         if isinstance(value, float):
-            values = sorted(one[name] for one in answers)
-            found |= {name: values[len(values) // 2], f"{name}, the least": values[0]}
+            values = sorted(answer[name] for answer in answers)
+            figures |= {name: values[len(values) // 2], f"{name}, the least": values[0]}
         else:
-            found[name] = value
-    return found
+            figures[name] = value
+    return figures
 
 
 def _imports(repeats: int) -> dict[str, Any]:
-    """Milliseconds that imports add, each the fastest of several interpreters, once all files are cached."""
+    """Return the milliseconds that imports add: the fastest of several interpreters, with cached files."""
     fastest = {name: min(_interpreter_ms(code) for _ in range(repeats)) for name, code in _IMPORTS.items()}
     return {
         "aot_tune_ms": round(fastest["aot_tune"] - fastest["interpreter"], 1),
@@ -183,7 +183,7 @@ def _imports(repeats: int) -> dict[str, Any]:
 
 
 def _interpreter_ms(code: str) -> float:
-    """Milliseconds of a fresh interpreter that runs a statement."""
+    """Return the milliseconds of a fresh interpreter that runs a statement."""
     started = time.perf_counter()
     subprocess.run([sys.executable, "-c", code], check=True, timeout=_LIMIT_S)
     return (time.perf_counter() - started) * 1e3

@@ -34,14 +34,14 @@ from aot_tune.values.problem import Problem
 from aot_tune.values.text import aligned
 
 _BY_ROWS = {"matmul": False, "linear": True}
-"""Kernel whose stages can be left out to whether its B is (N, K)."""
+"""Whether B is (N, K), by kernel whose stages can be left out."""
 
 _SAMPLES = 11
 """Launches in each state of which the median is taken."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
-    """Measure what the words ask for; return the exit status."""
+    """Measure what the arguments request; return the exit status."""
     given = sys.argv[1:] if arguments is None else arguments
     return words.called(_printed, given, "python -m aot_tune.bench.states")
 
@@ -60,12 +60,12 @@ def _printed(
         return 1
     if kernel not in _BY_ROWS:
         raise UsageError(f"{kernel} has no stages to leave out; there is {' '.join(_BY_ROWS)}")
-    found = shipped()[kernel]
-    [chosen, *more] = chosen_problems(found.tunable, parse_problem(problem))
+    declared = shipped()[kernel]
+    [chosen, *more] = chosen_problems(declared.tunable, parse_problem(problem))
     if more:
         raise UsageError(f"{1 + len(more)} problems agree; give all values, as in {chosen}")
     with this_gpu() as gpu:
-        rows = _measured(gpu, found, chosen, most)
+        rows = _measured(gpu, declared, chosen, most)
     print(f"{kernel} {chosen} on {torch.cuda.get_device_name(0)}, medians of {_SAMPLES}, us")
     states = list(next(iter(rows.values()), {}))
     print("\n".join(aligned([("", *states), *(_row(name, times, states) for name, times in rows.items())])))
@@ -79,13 +79,15 @@ def _row(name: str, times: Mapping[str, float], states: Sequence[str]) -> tuple[
     return name, *(f"{times[state]:.1f}" for state in states)
 
 
-def _measured(gpu: BenchGpu, found: FoundKernel, problem: Problem, most: int) -> dict[str, dict[str, float]]:
-    """The times of each config, and of each with a stage left out, by state."""
-    tunable = found.tunable
-    kernel, _ = gpu.plans(found, [problem])
+def _measured(
+    gpu: BenchGpu, declared: FoundKernel, problem: Problem, most: int
+) -> dict[str, dict[str, float]]:
+    """Return the times of each config, and of each with a stage left out, by state."""
+    tunable = declared.tunable
+    kernel, _ = gpu.plans(declared, [problem])
     configs = worth_timing(kernel, problem)[:most]
-    each = gpu.plan_configs(kernel, problem, configs)
-    cubins = gpu.cubins(each)
+    plan = gpu.plan_configs(kernel, problem, configs)
+    cubins = gpu.cubins(plan)
     seeds = [tunable.make_args(problem, gpu.torch_device, seed) for seed in (0, 1)]
     runs: dict[str, list[Launch]] = {}
     for config in (config for config in configs if config in cubins):
@@ -98,12 +100,12 @@ def _measured(gpu: BenchGpu, found: FoundKernel, problem: Problem, most: int) ->
 
 
 def worth_timing(kernel: DeviceKernel, problem: Problem) -> list[Config]:
-    """The chosen config, the default, and those of the portfolio, all of which may run there."""
+    """Return the chosen config, the default, and the portfolio's, all of which may run there."""
     tunable, arch = kernel.tunable, kernel.arch
     known = [
         dispatcher_of(tunable).choice(arch, problem, device=kernel.device).config,
         tunable.default_config(arch, problem),
-        *(config for one in loader.load(tunable, arch).tables for config in one.table.portfolio),
+        *(config for loaded in loader.load(tunable, arch).tables for config in loaded.table.portfolio),
     ]
     legal = set(tunable.candidates(arch, problem))
     return [config for config in dict.fromkeys(known) if config in legal]
@@ -112,7 +114,7 @@ def worth_timing(kernel: DeviceKernel, problem: Problem) -> list[Config]:
 def _staged(
     kernel: DeviceKernel, problem: Problem, config: Config, seeds: Sequence[tuple[Any, ...]]
 ) -> Iterator[tuple[str, list[Launch]]]:
-    """Launches of each variant of a config, on each set of arguments; they are compiled at the first."""
+    """Make launches of each variant of a config, on each set of arguments; the first launch compiles."""
     hinted, grid = stages.staged_kernel.replace_hints(**config.hints), kernel.grid(problem, config)
 
     def launch(args: tuple[Any, ...], variant: stages.Variant) -> Launch:
@@ -124,7 +126,7 @@ def _staged(
 
 
 def _times(runs: Mapping[str, list[Launch]], renewed: Sequence[Launch]) -> dict[str, dict[str, float]]:
-    """The median of each run in each state."""
+    """Return the median of each run in each state."""
     taken = StateClock().samples(runs, renewed, (*COOL, *LOADED), _SAMPLES)
     return {
         name: {state: round(statistics.median(us), 2) for state, us in by_state.items()}

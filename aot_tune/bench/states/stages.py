@@ -1,4 +1,4 @@
-"""A dense product with stages that can be left out, to find out which of them a slow state slows down.
+"""A dense product with stages that can be left out, to find the stage that a slow state slows down.
 
 The tile code is that of `aot_tune.kernels.products.product`, for configs without further columns or
 rows whose sums are not shared. Only the variant ``whole`` computes the product.
@@ -15,7 +15,7 @@ from aot_tune.kernels.products import product
 from aot_tune.values.config import Config
 
 EVERY, NEAR, ONCE = 0, 1, 2
-"""How an operand is loaded: each of its steps; the same four steps again and again; one step before the loop.
+"""Way to load an operand: each of its steps; the same four steps again and again; one step before the loop.
 """
 
 _NEAR_STEPS = 4
@@ -23,13 +23,13 @@ _NEAR_STEPS = 4
 
 
 class Variant(NamedTuple):
-    """Which stages of the product are left out."""
+    """Stages of the product that are left out."""
 
     a: int = EVERY
-    """How A is loaded."""
+    """Way to load A."""
 
     b: int = EVERY
-    """How B is loaded."""
+    """Way to load B."""
 
     multiplies: int = 1
     """Whether the matrix units multiply; without it each step adds up its operands."""
@@ -54,7 +54,7 @@ VARIANTS: Mapping[str, Variant] = {
     "no stores": Variant(stores=0),
     "blocks apart": Variant(apart=1),
 }
-"""The variants by name. What is near comes from the L2 cache, and memory does not matter for it. Blocks that
+"""Variants by name. What is near comes from the L2 cache, and memory does not matter for it. Blocks that
 are apart along K share nothing in the L2 cache: where that costs as much as a slow state does, the blocks
 drift apart there."""
 
@@ -67,7 +67,7 @@ def staged_kernel(  # type: ignore[no-untyped-def]
     from_a: ct.Constant[int], from_b: ct.Constant[int], multiplies: ct.Constant[int],
     stores: ct.Constant[int], apart: ct.Constant[int],
 ):  # fmt: skip
-    """Compute every `num_blocks`-th tile of C as matmul and linear do, but for what is left out."""
+    """Compute every `num_blocks`-th tile of C as matmul and linear do, without the stages left out."""
     tiles_m, tiles_n = ct.cdiv(a.shape[0], tile_m), ct.cdiv(c.shape[1], tile_n)
     steps = ct.cdiv(a.shape[1], tile_k)
     for tile in range(ct.bid(0), tiles_m * tiles_n, ct.num_blocks(0)):
@@ -103,7 +103,7 @@ def staged_kernel(  # type: ignore[no-untyped-def]
 
 
 def _of(step: Any, how: Any) -> Any:
-    """The step to load in place of this one."""
+    """Return the step to load in place of this one."""
     if how == NEAR:
         return step % _NEAR_STEPS
     return step
@@ -115,7 +115,7 @@ def takes(config: Config) -> bool:
 
 
 def constants(config: Config, variant: Variant, *, by_rows: bool) -> tuple[int, ...]:
-    """The constants that `staged_kernel` is launched with, in the order of its parameters.
+    """Return the constants that `staged_kernel` is launched with, in the order of its parameters.
 
     Args:
         config: A config that `takes` accepts.

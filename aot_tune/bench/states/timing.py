@@ -15,10 +15,10 @@ from aot_tune.tuner.measure.rounds import in_turn
 from aot_tune.tuner.measure.worker.clock import EventRound
 
 COOL = ("read", "written", "tight")
-"""The states in which nothing large runs before a launch."""
+"""States in which nothing large runs before a launch."""
 
 LOADED = ("read, loaded", "written, loaded")
-"""The states at the power cap."""
+"""States at the power cap."""
 
 _PRODUCTS, _SIDE = 20, 4096
 """Products of square matrices before each launch of a loaded state: 4 ms on an H200."""
@@ -41,26 +41,26 @@ class StateClock:
         states: Sequence[str],
         count: int,
     ) -> dict[str, dict[str, list[float]]]:
-        """The microseconds of each run in each state, taken launch by launch, in turn.
+        """Return the microseconds of each run in each state, taken launch by launch, in turn.
 
         Args:
-            runs: For each name the launches on two sets of arguments.
-            renewed: For each set of arguments, what brings it into the state that a launch expects.
+            runs: Launches on two sets of arguments, by name.
+            renewed: For each set of arguments, a function that restores the state that a launch expects.
             states: Some of `COOL` and `LOADED`.
             count: Samples of each run in each state.
         """
-        found: dict[str, dict[str, list[float]]] = {name: {} for name in runs}
+        taken: dict[str, dict[str, list[float]]] = {name: {} for name in runs}
         for state in states:
             for launches in runs.values():
                 self._sample(state, launches, renewed)
             for number in range(count):
                 for name in in_turn(list(runs), number):
                     us = self._sample(state, runs[name], renewed)
-                    found[name].setdefault(state, []).append(us)
-        return found
+                    taken[name].setdefault(state, []).append(us)
+        return taken
 
     def once(self, launches: Sequence[Launch], renewed: Sequence[Launch]) -> float:
-        """The microseconds of one launch in the first state, after one that is not timed."""
+        """Return the microseconds of one launch in the first state, after one that is not timed."""
         for _ in range(2):
             us = self._sample(COOL[0], launches, renewed)
         return us
@@ -76,7 +76,7 @@ class StateClock:
 
 
 def renewing(tunable: Any, seeds: Sequence[tuple[Any, ...]]) -> list[Launch]:
-    """For each set of arguments, what zeroes those that the kernel expects to be zero."""
+    """Return functions that zero the arguments that the kernel expects to be zero, for each set."""
 
     def zeroed(args: tuple[Any, ...]) -> Launch:
         named = dict(zip(tunable.parameters, args, strict=True))

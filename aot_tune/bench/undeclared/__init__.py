@@ -1,1 +1,1 @@
-"""Problems that nobody declared, and what the choice of a config leaves at them."""
+"""Problems that nobody declared, and the regret of the chosen configs at them."""

@@ -1,4 +1,4 @@
-"""What the choice of a config leaves at undeclared problems, from samples. Pure."""
+"""Regret of the chosen configs at undeclared problems, from samples. Pure."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from aot_tune.tuner.measure.rounds import from_samples
 from aot_tune.values.config import Config
 
 RIVAL = "cuBLAS"
-"""The name of the rival among a problem's samples."""
+"""Name of the rival among a problem's samples."""
 
 TOGETHER = "all kernels"
-"""The name of the figures of all kernels together."""
+"""Name of the figures of all kernels together."""
 
 RUNS = 2
-"""Runs of each problem. A choice is behind the default where it is so in each."""
+"""Runs of each problem. A choice is behind the default where it is behind in each run."""
 
 APART = 0.03
-"""The choice is behind the default where its whole 95 % interval is slower than the default's by more."""
+"""Slowdown of the choice's whole 95 % interval over the default's beyond which it is behind."""
 
 _NO_CONFIG = Config(constants={}, hints={})
 
@@ -33,19 +33,19 @@ class Seen:
     """One problem with the samples of each run."""
 
     problem: str
-    """The problem in words."""
+    """Problem as text."""
 
     runs: Sequence[Samples]
-    """The samples of each run."""
+    """Samples of each run."""
 
     chosen: str
-    """The config that serving takes."""
+    """Config that serving takes."""
 
     default: str
-    """The kernel's default."""
+    """Kernel's default."""
 
     portfolio: Collection[str] = field(default_factory=tuple)
-    """The configs of the table's portfolio."""
+    """Configs of the table's portfolio."""
 
     whole: bool = False
     """Whether the whole search space was measured."""
@@ -54,25 +54,25 @@ class Seen:
     """Whether the batch is not divisible by 16."""
 
     def us(self, name: str) -> dict[str, float]:
-        """A config's time by state: the mean of the runs' medians."""
+        """Return a config's time by state: the mean of the runs' medians."""
         medians = [{state: statistics.median(us) for state, us in run[name].items()} for run in self.runs]
-        return {state: statistics.fmean(one[state] for one in medians) for state in medians[0]}
+        return {state: statistics.fmean(median[state] for median in medians) for state in medians[0]}
 
     def regrets(self, name: str, against: Iterable[str]) -> dict[str, float]:
-        """How much slower a config is than the fastest of some, by state, as a fraction."""
-        times = [self.us(other) for other in dict.fromkeys((name, *against)) if self._is_in_all(other)]
-        return {state: us / min(one[state] for one in times) - 1 for state, us in times[0].items()}
+        """Return a config's regret against the fastest of some, by state, as a fraction."""
+        times = [self.us(config) for config in dict.fromkeys((name, *against)) if self._is_in_all(config)]
+        return {state: us / min(config[state] for config in times) - 1 for state, us in times[0].items()}
 
     def rivals(self) -> tuple[str, ...]:
-        """The configs that serving could have taken: the portfolio and the default."""
+        """Return the configs that serving could have taken: the portfolio and the default."""
         return tuple(dict.fromkeys((*self.portfolio, self.default)))
 
     def every(self) -> tuple[str, ...]:
-        """All configs that were measured."""
+        """Return all configs that were measured."""
         return tuple(name for name in self.runs[0] if name != RIVAL)
 
     def behind_default(self) -> list[str]:
-        """The states in which the choice is behind the default in each run."""
+        """Return the states in which the choice is behind the default in each run."""
         return [
             state
             for state in self.runs[0][self.chosen]
@@ -80,7 +80,7 @@ class Seen:
         ]
 
     def over_choice(self) -> dict[str, float]:
-        """The rival's time over the choice's, by state; empty without one."""
+        """Return the rival's time over the choice's, by state; empty without a rival."""
         if not self._is_in_all(RIVAL):
             return {}
         own = self.us(self.chosen)
@@ -97,53 +97,58 @@ def _behind(seen: Seen, run: Samples, state: str) -> bool:
 
 
 def figures(seen: Sequence[Seen], drawn: int, failed: Sequence[str] = ()) -> dict[str, Any]:
-    """The figures of a kernel, or of several together.
+    """Return the figures of a kernel, or of several together.
 
     Args:
-        seen: The problems that were measured.
-        drawn: How many were drawn.
-        failed: Why others were not measured, in words.
+        seen: The measured problems.
+        drawn: Number of drawn problems.
+        failed: Reasons why other problems were not measured.
     """
     if not seen:
         return {"problems": 0, "drawn": drawn, "not measured": list(failed)}
-    ours = [one.regrets(one.chosen, one.rivals()) for one in seen]
+    ours = [measured.regrets(measured.chosen, measured.rivals()) for measured in seen]
     worst = max(range(len(seen)), key=lambda place: max(ours[place].values()))
     state = max(ours[worst], key=ours[worst].__getitem__)
-    found: dict[str, Any] = {
+    result: dict[str, Any] = {
         "problems": len(seen),
         "drawn": drawn,
-        "runs": min(len(one.runs) for one in seen),
-        "not divisible by 16": sum(one.ragged for one in seen),
+        "runs": min(len(measured.runs) for measured in seen),
+        "not divisible by 16": sum(measured.ragged for measured in seen),
         "regret": _by_state(ours),
-        "default": _by_state([one.regrets(one.default, one.rivals()) for one in seen]),
+        "default": _by_state([measured.regrets(measured.default, measured.rivals()) for measured in seen]),
         "worst at": f"{seen[worst].problem}, {state}: {seen[worst].chosen}",
         "behind the default": [
-            f"{one.problem}: {', '.join(states)}" for one in seen if (states := one.behind_default())
+            f"{measured.problem}: {', '.join(states)}"
+            for measured in seen
+            if (states := measured.behind_default())
         ],
     }
-    if whole := [one.regrets(one.chosen, one.every()) for one in seen if one.whole]:
-        found["regret against the whole space"] = {"problems": len(whole), **_by_state(whole)}
-    if ratios := [ratio for one in seen if (ratio := one.over_choice())]:
-        found[f"{RIVAL} over the choice"] = {
+    if whole := [measured.regrets(measured.chosen, measured.every()) for measured in seen if measured.whole]:
+        result["regret against the whole space"] = {"problems": len(whole), **_by_state(whole)}
+    if ratios := [ratio for measured in seen if (ratio := measured.over_choice())]:
+        result[f"{RIVAL} over the choice"] = {
             state: {
                 "geometric mean": round(geometric_mean(own), 3),
                 "worst": round(min(own), 3),
                 "problems": len(own),
             }
             for state in _states(ratios)
-            if (own := [one[state] for one in ratios if state in one])
+            if (own := [times[state] for times in ratios if state in times])
         }
     if failed:
-        found["not measured"] = list(failed)
-    return found
+        result["not measured"] = list(failed)
+    return result
 
 
 def _by_state(regrets: Sequence[Mapping[str, float]]) -> dict[str, Any]:
     return {
-        "worst state": summary(max(one.values()) for one in regrets),
-        **{state: summary(one[state] for one in regrets if state in one) for state in _states(regrets)},
+        "worst state": summary(max(by_state.values()) for by_state in regrets),
+        **{
+            state: summary(by_state[state] for by_state in regrets if state in by_state)
+            for state in _states(regrets)
+        },
     }
 
 
 def _states(by_problem: Sequence[Mapping[str, float]]) -> tuple[str, ...]:
-    return tuple(dict.fromkeys(state for one in by_problem for state in one))
+    return tuple(dict.fromkeys(state for states in by_problem for state in states))

@@ -21,42 +21,42 @@ Samples = Mapping[str, Mapping[str, "list[float]"]]
 """A config's text, or a rival's name, to the samples in each state, microseconds."""
 
 _HELD_UP, _FAR_OFF = 1.25, 1.9
-"""The median and the largest of samples over one of the least, beyond both of which they are taken again. Of
+"""Bounds of the median and the largest of samples over one of the least: beyond both they are taken again. Of
 1,240 measurements each on an H200 and an H100 nothing else was beyond 1.25 and 1.6."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """What was measured, with what, and in which run."""
+    """Key of a measurement: kernel, problem, run, GPU, code and compiler."""
 
     kernel: str
-    """The kernel's name."""
+    """Kernel's name."""
 
     problem: str
-    """The problem in words."""
+    """Problem as text."""
 
     run: int
-    """The number of the run, from 0."""
+    """Number of the run, from 0."""
 
     device: str
-    """The GPU's product name."""
+    """GPU's product name."""
 
     source_hash: str
-    """The hash of the kernel's code."""
+    """Hash of the kernel's code."""
 
     tileiras: str
-    """The version of the compiler."""
+    """Version of the compiler."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Taken:
-    """The outcome of one problem in one run."""
+    """Outcome of one problem in one run."""
 
     us: Samples
-    """The samples; empty where it failed."""
+    """Samples; empty where the problem failed."""
 
     failed: str | None = None
-    """Why there are none."""
+    """Reason why it has no samples."""
 
     @property
     def disturbed(self) -> bool:
@@ -102,18 +102,18 @@ class Journal:
             self._taken[key], self._begun[key] = taken, 0
 
     def taken(self, key: Key) -> Taken | None:
-        """What is known: samples, or why there are none; None where it has to be measured."""
+        """Return the known outcome, samples or a failure; None where it has to be measured."""
         if self._begun.get(key, 0) >= MOST_ENDED:
             return Taken(us={}, failed=f"it ended the process {MOST_ENDED} times")
         return self._taken.get(key)
 
     def begin(self, key: Key) -> None:
-        """Write that a problem begins."""
+        """Write the start of a problem."""
         self._begun[key] = self._begun.get(key, 0) + 1
         self._write({"key": asdict(key)})
 
     def keep(self, key: Key, taken: Taken) -> None:
-        """Write what was measured."""
+        """Write the outcome of a problem."""
         self._taken[key], self._begun[key] = taken, 0
         self._write({"key": asdict(key), "taken": asdict(taken)})
 

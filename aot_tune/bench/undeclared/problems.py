@@ -18,10 +18,10 @@ from aot_tune.values.bucket import edge
 from aot_tune.values.problem import Problem
 
 SEED = 20261125
-"""The seed of the draw."""
+"""Seed of the draw."""
 
 FACTOR = 16
-"""The factor of sizes that signatures distinguish: in every second problem the batch is a multiple of it."""
+"""Divisor by which signatures distinguish sizes: in every second problem it divides the batch."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -29,27 +29,27 @@ class Drawn:
     """One problem, and how thoroughly it is measured."""
 
     problem: Problem
-    """The problem."""
+    """Problem."""
 
     whole: bool = False
     """Whether it is measured against the whole search space, and not the portfolio alone."""
 
     capped: bool = False
-    """Whether it is measured at the card's power cap too."""
+    """Whether it is measured at the GPU's power cap too."""
 
 
 class Model(NamedTuple):
-    """The sizes of a dense model's layers."""
+    """Sizes of a dense model's layers."""
 
     hidden: int
     heads: int
     kv_heads: int
     head_dim: int
     inner: int
-    """The width of its feed-forward layer."""
+    """Width of its feed-forward layer."""
 
     def projections(self) -> tuple[tuple[int, int], ...]:
-        """(N, K) of the queries, keys and values; of attention's output; of gate and up; and of down."""
+        """Return (N, K) of queries, keys and values; of attention's output; of gate and up; and of down."""
         attended = self.heads * self.head_dim
         merged = (self.heads + 2 * self.kv_heads) * self.head_dim
         return (
@@ -115,7 +115,7 @@ class _Draw:
         return choices[int(self._random.random() * len(choices))]
 
     def size(self, least: int, most: int, *, whole: bool) -> int:
-        """A size that is no power of two, drawn evenly on a logarithmic scale.
+        """Draw a size that is not a power of two, evenly on a logarithmic scale.
 
         Args:
             least: The smallest size.
@@ -130,7 +130,7 @@ class _Draw:
                 return size
 
     def shuffled(self, count: int) -> list[int]:
-        """The places from 0 to before `count`, in an order drawn."""
+        """Return the places from 0 to before `count`, in random order."""
         return sorted(range(count), key=lambda _: self._random.random())
 
 
@@ -155,7 +155,7 @@ _PAGE, _MOST_CACHE_BYTES = 16, 2**33
 
 
 def _decoding(draw: _Draw, *, whole: bool) -> Problem:
-    """The batch is a multiple of 16 or not; a block table is a multiple of the page wide."""
+    """Draw a problem with a batch that 16 divides or not; a block table is a multiple of the page wide."""
     while True:
         heads, kv_heads, head_dim = draw.one_of(_HEADS)
         batch, context = draw.size(3, 300, whole=whole), draw.size(300, 40000, whole=True)
@@ -189,11 +189,11 @@ def _grouped(draw: _Draw, *, whole: bool) -> Problem:
 
 
 class _Set(NamedTuple):
-    """How many problems of a kernel are drawn, and how many of them are measured more thoroughly."""
+    """Numbers of a kernel's problems that are drawn, and that are measured more thoroughly."""
 
     draw: Callable[..., Problem]
     batch: str
-    """The axis on which every second problem has a multiple of 16."""
+    """Axis on which every second problem has a multiple of 16."""
     problems: int = 60
     whole: int = 2
     capped: int = 0
@@ -210,18 +210,18 @@ _SETS: Mapping[str, _Set] = {
 }
 
 KERNELS = (*list(_SETS)[:1], "linear", *list(_SETS)[1:])
-"""The kernels of which problems are drawn, in the order in which they are measured."""
+"""Kernels of which problems are drawn, in the order in which they are measured."""
 
 _LINEAR_COUNT = 60
 """Problems of linear: the first of matmul's, so that both are seen at the same sizes."""
 
-BATCH: Mapping[str, str] = {**{name: one.batch for name, one in _SETS.items()}, "linear": "M"}
-"""The axis of each kernel on which every second problem has a multiple of 16, and the others have none."""
+BATCH: Mapping[str, str] = {**{name: drawn_set.batch for name, drawn_set in _SETS.items()}, "linear": "M"}
+"""Axis of each kernel on which every second problem has a multiple of 16, and the others have none."""
 
 
 @cache
 def drawn(kernel: str) -> tuple[Drawn, ...]:
-    """The problems of one of `KERNELS`, each once; the same in every run."""
+    """Draw the problems of one of `KERNELS`, each once; the same in every run."""
     if kernel == "linear":
         return tuple(map(_as_linear, drawn("matmul")[:_LINEAR_COUNT]))
     wanted, draw = _SETS[kernel], _Draw(kernel)
@@ -238,6 +238,6 @@ def _drawn(whole: set[int], capped: set[int], place: int, problem: Problem) -> D
     return Drawn(problem=problem, whole=place in whole, capped=place in capped)
 
 
-def _as_linear(one: Drawn) -> Drawn:
-    sizes = {name: one.problem[name] for name in ("M", "N", "K")}
-    return Drawn(problem=Problem({"dtype": one.problem["dtype"], "activation": "none", **sizes}))
+def _as_linear(product: Drawn) -> Drawn:
+    sizes = {name: product.problem[name] for name in ("M", "N", "K")}
+    return Drawn(problem=Problem({"dtype": product.problem["dtype"], "activation": "none", **sizes}))

@@ -197,7 +197,7 @@ def test_what_is_measured_against_is_what_serving_could_take(measured: Measured)
         configs = kernel.configs(one)
         assert configs[0] == kernel.chosen(one)
         assert kernel._default(one) in configs
-        space = kernel.found.tunable.candidates(SM90, one.problem)
+        space = kernel.declared.tunable.candidates(SM90, one.problem)
         assert (set(space) <= set(configs)) is one.whole
 
 

@@ -1,1 +1,1 @@
-"""Other implementations that the kernels are timed beside, by family."""
+"""Other implementations that the kernels are timed against, by family."""

@@ -63,7 +63,7 @@ def _gathered(
     q: _T, k_cache: _T, v_cache: _T, block_table: _T, seq_lens: _T, out: _T, lse: _T,
     scratch: _T, scale: float, window: int,
 ) -> Call:  # fmt: skip
-    """PyTorch's flash kernel on packed keys, gathered before, because it has no pages."""
+    """Make PyTorch's flash kernel on packed keys, gathered before, because it has no pages."""
     rows, lengths = block_table.long(), seq_lens.tolist()
     k, v = (
         torch.cat([cache[pages].flatten(0, 1)[:length] for pages, length in zip(rows, lengths, strict=True)])
@@ -79,7 +79,7 @@ def _gathered(
 
 
 def seen(queries: int, keys: int, *, causal: bool, window: int | None) -> int:
-    """Number of (query, key) pairs that a sequence's mask leaves; the last query is at the last key."""
+    """Count the (query, key) pairs that a sequence's mask leaves; the last query is at the last key."""
     if not causal:
         return queries * keys
     most = keys if window is None else min(window + 1, keys)
@@ -106,7 +106,7 @@ def _decode_moved(
     problem: Problem, q: _T, k_cache: _T, v_cache: _T, block_table: _T, seq_lens: _T, out: _T, lse: _T,
     scratch: _T, scale: float, window: int,
 ) -> float:  # fmt: skip
-    """Bytes of the keys and values inside the window, of the queries and of the outputs."""
+    """Count the bytes of the keys and values inside the window, of the queries and of the outputs."""
     keys = int(seq_lens.clamp(max=window).sum())
     return float(2 * keys * k_cache[0, 0].nbytes + q.nbytes + out.nbytes + lse.nbytes)
 

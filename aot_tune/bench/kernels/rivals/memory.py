@@ -73,13 +73,13 @@ def _rope(q: _T, k: _T, cos: _T, sin: _T, interleaved: bool) -> None:
 
 
 def _rope_moved(problem: Problem, q: _T, k: _T, cos: _T, sin: _T, interleaved: bool) -> float:
-    """Bytes of the rotated part of each head, read and written, and of the angles."""
+    """Count the bytes of the rotated part of each head, read and written, and of the angles."""
     rotated = (q.nbytes + k.nbytes) * problem.size("rotary_dim") // problem.size("head_dim")
     return float(2 * rotated + cos.nbytes + sin.nbytes)
 
 
 def _torch(function: Callable[..., object]) -> Rival:
-    """A rival: one call of PyTorch's own kernel."""
+    """Make a rival: one call of PyTorch's own kernel."""
     return lambda *args: partial(function, *args)
 
 

@@ -1,4 +1,4 @@
-"""The memory's part of attention_decode, as a declaration of its own: what the bench times beside it.
+"""Memory reads of attention_decode as a declaration of its own, which the bench times too.
 
 Each block finds out which keys and values it reads, and reads them as the kernel does, in the same config.
 There are no queries, no scores, no softmax and no parts to combine. It is no bound: the compiler may let
@@ -61,7 +61,7 @@ def paged_read_kernel(  # type: ignore[no-untyped-def]
 
 
 def _keep(lse: Any, seq: Any, head: Any, tile: Any) -> None:
-    """Store a number of what was read: what goes nowhere is not read."""
+    """Store a number of the read values: the compiler drops reads without a use."""
     ct.store(lse, (seq, head), ct.max(tile.astype(ct.float32)).reshape((1, 1)))
 
 

@@ -68,7 +68,7 @@ def _grouped_flops(problem: Problem, *_: Any) -> float:
 
 
 def _grouped_moved(problem: Problem, a: _T, b: _T, offsets: _T, out: _T) -> float:
-    """Bytes of the rows, of the outputs, and of the weights of experts that have rows."""
+    """Count the bytes of the rows, of the outputs, and of the weights of experts that have rows."""
     used = int((offsets.diff(prepend=offsets.new_zeros(1)) > 0).sum())
     return float(a.nbytes + used * b[0].nbytes + out.nbytes)
 
