@@ -45,7 +45,7 @@ class ArchError(UsageError):
 
 
 class DeclarationError(AotTuneError):
-    """A kernel's declaration contradicts itself; the message says what to write instead."""
+    """A kernel's declaration contradicts itself; the message names what to write instead."""
 
 
 class ArgumentsError(DeclarationError):

@@ -20,7 +20,7 @@ class Tunable(Declaration):
     The constructor checks it and reads its tables for the GPUs of this machine, without a CUDA context.
 
     Raises:
-        DeclarationError: The declaration contradicts itself; the message says what to write instead.
+        DeclarationError: The declaration contradicts itself; the message names what to write instead.
     """
 
     # The decorator is needed although no field is added: a dataclass's constructor calls `__post_init__` only

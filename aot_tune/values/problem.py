@@ -73,7 +73,7 @@ class Problem(Mapping[str, Value]):
         return " ".join(f"{name}={value}" for name, value in self._values.items())
 
     def size(self, name: str) -> int:
-        """Return the size called `name`; the caller knows that it is a size."""
+        """Return the size called `name`; the caller ensures that it is a size."""
         # Not asserted, for speed: one choice of a config reads a hundred sizes.
         return self._values[name]  # type: ignore[return-value]
 

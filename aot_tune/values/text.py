@@ -1,4 +1,4 @@
-"""Format values and errors for people: aligned columns, counts, durations. Pure: it prints nothing."""
+"""Format values and errors as text: aligned columns, counts, durations. Pure: it prints nothing."""
 
 from __future__ import annotations
 

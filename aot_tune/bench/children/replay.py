@@ -10,7 +10,7 @@ stdin, each a line of JSON that is answered by one:
 ``{"do": "gpu", "shape": 0}``           microseconds of a call on the GPU
 ======================================  ====================================================================
 
-With ``--no-compiler`` nothing can be compiled. Where a call needs that, the answer says so under ``missing``,
+With ``--no-compiler`` nothing can be compiled. Where a call needs that, the answer has the key ``missing``,
 and its time is that of a second call, with the compiler.
 """
 

@@ -252,7 +252,7 @@ def _means(text: str, kernel: FoundKernel) -> bool:
 
 
 def standing_of(kernel: str, record: Mapping[str, Any]) -> tuple[list[Verdict], list[str]]:
-    """Judge a kernel's record: the verdict on each demand, and lines for people."""
+    """Judge a kernel's record: the verdict on each demand, and printed lines."""
     standard = STANDARDS.get(kernel, _NO_RIVALS)
     shapes = [Shape(**shape) for shape in record["shapes"]]
     verdicts = [verdict(demand, shapes) for demand in (NEVER_SLOWER, *standard.demands)]

@@ -1,6 +1,6 @@
 """Time operations of TileGym as the library comes, and replayed from recorded tables, on one GPU.
 
-Each operation is recorded in a process of its own. Then three processes wait beside each other: `bare`, the
+Each operation is recorded in a process of its own. Then three processes wait side by side: `bare`, the
 library as it comes; `compiled`, replayed from the recorded tables; `cubins`, replayed from the tables and an
 archive of cubins, with the compiler out of reach. Their first calls are timed one after another, then their
 later calls in turns, so that what the library chose and what was recorded meet the same clocks.
@@ -222,7 +222,7 @@ class _Operation:
         places = {shape: place for place, shape in enumerate(_labels(self.name))}
         calls = {shape: recording.ask("first", place)["ms"] for shape, place in places.items()}
         recording.end()
-        print(f"   {self.name}: aot-tune record says:", *recording.last_lines(), sep="\n      ", flush=True)
+        print(f"   {self.name}: aot-tune record:", *recording.last_lines(), sep="\n      ", flush=True)
         return {"record_s": round(time.perf_counter() - started, 2), "record_ms": calls}
 
     def _compile(self, recorded: Sequence[Path]) -> float:
@@ -365,7 +365,7 @@ class _Child:
             return f"killed after {self._answer_s:.0f} s without an answer"
         code = self._process.wait()
         lines = self.last_lines()
-        print(f"   {self._name} says:", *lines, sep="\n      ", flush=True)
+        print(f"   last lines of {self._name}:", *lines, sep="\n      ", flush=True)
         return lines[-1] if lines else f"exit code {code}"
 
 

@@ -1,4 +1,4 @@
-"""Time the first request of fresh processes, beside tuning, compiling and Triton's autotuner.
+"""Time the first request of fresh processes, against tuning, compiling and Triton's autotuner.
 
 The section `lookups` times the choice of a config: here other processes would disturb it.
 """
