@@ -1,1 +1,1 @@
-"""Serving: load tables, choose configs, launch kernels. It is small and fast, and never imports the tuner."""
+"""Serving: load tables, choose configs, launch kernels. Small, fast, and never imports the tuner."""

@@ -1,4 +1,4 @@
-"""Locks that a forked child gets anew, because their holders are threads that stayed in the parent."""
+"""Renew locks in a forked child: the threads that hold them stay in the parent."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ class ForkSafe:
 
     def __init__(self) -> None:
         self.lock = threading.RLock()
-        """The lock of this process. Whoever holds it releases this very object, also in a child."""
+        """Lock of this process. A holder releases the object that it acquired, also in a child."""
         _all.add(self)
 
 
@@ -20,8 +20,8 @@ _all: WeakSet[ForkSafe] = WeakSet()
 
 
 def _renew() -> None:
-    for one in tuple(_all):
-        one.lock = threading.RLock()
+    for fork_safe in tuple(_all):
+        fork_safe.lock = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):

@@ -1,12 +1,12 @@
-"""A declaration's kernels with hints, and the prebuilt cubins of any kernel. Compiles nothing.
+"""Kernels of a declaration with hints, and the prebuilt cubins of any kernel. Compiles nothing.
 
 A kernel is made once per name and distinct set of hints and never dropped: the process aborts when a
 launched kernel is garbage-collected while a graph is captured.
 
-A cubin is served where four things hold: the archive is for the GPU's arch; the kernel's code is that which
-the cubin was compiled from (`aot_tune.cubins.origin`); signature and hints are the same; and loading cubins
-was tested with the installed release of cuda-tile. Otherwise cuTile compiles, and one `CubinWarning` gives
-the reason. A checkout without archives is served without warnings.
+A cubin is served where four conditions hold: the archive is for the GPU's arch; the cubin was compiled from
+the installed code of the kernel (`aot_tune.cubins.origin`); signature and hints are the same; and loading
+cubins was tested with the installed release of cuda-tile. Otherwise cuTile compiles, and one `CubinWarning`
+gives the reason. A checkout without archives is served without warnings.
 """
 
 from __future__ import annotations
@@ -32,23 +32,23 @@ from aot_tune.values.text import error_in_words
 from aot_tune.warn import warn
 
 _KEPT: list[dict[tuple[str | None, Hints], Any]] = []
-"""Every kernel with hints of this process, kept even when its declaration is dropped."""
+"""All kernels with hints of this process, kept even when their declarations are dropped."""
 
 _AGAIN = "build it again with aot-tune compile"
-"""The next step that warnings name for an archive that cannot be used."""
+"""Next step in warnings about an archive that cannot be used."""
 
 _MOST_WARNINGS = 32
-"""The most warnings about the cubins of one kernel."""
+"""Most warnings about the cubins of a kernel."""
 
-_TOLD_AT = "10, 100 and so on"
-"""The counts of signatures without a cubin that a warning tells."""
+_REPORTED_AT = "10, 100 and so on"
+"""Counts of signatures without a cubin at which a warning is given."""
 
 _archives: dict[tuple[Path, int, int], Archive] = {}
 """Open archives by path, inode and time of change, so that all kernels of a package share one."""
 
 
 class HintedKernels:
-    """The kernels of one declaration by name and hints; they launch prebuilt cubins where possible."""
+    """Kernels of a declaration by name and hints; they launch prebuilt cubins where possible."""
 
     def __init__(self, tunable: Declaration) -> None:
         self._tunable = tunable
@@ -58,7 +58,7 @@ class HintedKernels:
         _KEPT.append(self._made)
 
     def of(self, config: Config) -> Any:
-        """The kernel of a config with its hints; it is made once, which takes 52-65 us."""
+        """Return the kernel of a config with its hints; made once, which takes 52-65 us."""
         hints = tuple(config.hints.items())
         key = (config.kernel, hints)
         kernel = self._made.get(key)
@@ -72,7 +72,7 @@ class HintedKernels:
         return kernel
 
     def is_ready(self, config: Config, kernel_args: tuple[Any, ...], arch: Arch) -> bool:
-        """Whether a launch would compile nothing: the kernel was loaded before, or it has a cubin (1 ms)."""
+        """Whether a launch would compile nothing: the kernel was loaded before or has a cubin (1 ms)."""
         try:
             signature = cutile.signature_of(self._tunable.kernel_of(config), kernel_args)
         except Exception:  # only cuTile itself can derive the signature of some arguments
@@ -81,7 +81,7 @@ class HintedKernels:
         return (hints, signature, arch) in self._loaded or self.cubins.has(hints, signature, arch)
 
     def _cubin(self, hints: Hints, signature: str, arch: Arch) -> cutile.Cubin | None:
-        """The cubin that cuTile asks for before it loads or compiles: the last moment to spare a capture."""
+        """Return the cubin for cuTile, which asks before it loads or compiles; refuse it during a capture."""
         name = self._tunable.name
         step = f"aot_tune.prime(...) with the declaration of {name}, or one launch of these shapes"
         refuse_capture(name, signature, arch, step)
@@ -120,16 +120,16 @@ def refuse_compiling(name: str, signature: str, arch: Arch) -> None:
 
 
 def declared_cubins(tunable: Declaration) -> Cubins:
-    """The cubins of a declaration's kernel; archives are looked for in the folders of its tables."""
+    """Return the cubins of a declaration's kernel, from archives in the folders of its tables."""
     return Cubins(declared_code(tunable), lambda: [folder for folder, _ in loader.folders(tunable)])
 
 
 class Cubins:
-    """The prebuilt cubins of one kernel on every arch. Reads nothing until the first question.
+    """Prebuilt cubins of a kernel on every arch. Reads nothing until the first call.
 
     Args:
         code: The kernel and its code.
-        folders: Returns the folders in which its archives are looked for, in reading order.
+        folders: Returns the folders of the kernel's archives, in reading order.
     """
 
     def __init__(self, code: KernelCode, folders: Callable[[], Sequence[Path]]) -> None:
@@ -140,10 +140,10 @@ class Cubins:
         self._missing: set[str] = set()
 
     def find(self, hints: Hints, signature: str, arch: Arch) -> cutile.Cubin | None:
-        """The cubin to launch for a signature; None where cuTile has to compile one.
+        """Return the cubin to launch for a signature; None where cuTile has to compile one.
 
         1. the cubin that was compiled for exactly this signature and these hints
-        2. on a machine without a compiler, the one with the weakest assumptions; each default config has one
+        2. on a machine without a compiler, the cubin with the weakest assumptions: each default has one
 
         The weakest loads element by element, without TMA or vectors. Where there is a compiler, compiling
         once is cheaper than always running the weakest.
@@ -159,7 +159,7 @@ class Cubins:
             return cubin
         missing = f"no cubin of {self._code.name} for {signature} on {arch}"
         if cutile.may_have_compiler():
-            if not self.has(hints, signature, arch):  # `_stored` warned of a damaged one
+            if not self.has(hints, signature, arch):  # `_stored` warned of a damaged cubin
                 self._warn_missing(signature, f"{missing}; cuTile compiles it")
             return None
         weakest = cutile.weakest_signature(self._code.of_signature(signature), signature)
@@ -173,28 +173,28 @@ class Cubins:
         return weak
 
     def has(self, hints: Hints, signature: str, arch: Arch) -> bool:
-        """Whether there is a cubin for exactly this signature; a launch then only loads it, in about 1 ms."""
+        """Whether exactly this signature has a cubin; a launch then only loads it, in about 1 ms."""
         return any(section.has(hints, signature) for section in self.sections(arch))
 
     def source_hash(self, arch: Arch) -> str | None:
-        """The code's source hash, from an archive that may be served; None where there is none."""
+        """Return the code's source hash from an archive that may be served; None without such an archive."""
         return next((section.origin.source_hash for section in self.sections(arch)), None)
 
     def compiler(self, arch: Arch) -> str | None:
-        """The compiler of the code that runs here, by its version: the archive's, else the installed one.
+        """Return the version of the compiler of the running code: the archive's, else the installed one.
 
-        None where neither is known without asking the compiler itself.
+        None where neither is known without a call of the compiler.
         """
         made = next((section.origin.tileiras for section in self.sections(arch)), None)
         return made or cutile.packaged_compiler()
 
     def sections(self, arch: Arch) -> tuple[Section, ...]:
-        """The sections of an arch's archives that hold this kernel and may be served; read once."""
-        found = self._sections.get(arch)
-        if found is None:
+        """Return the sections of an arch's archives that hold this kernel and may be served; read once."""
+        sections = self._sections.get(arch)
+        if sections is None:
             # No lock: a fork could inherit it locked. Two threads may read; both take the first.
-            found = self._sections.setdefault(arch, self._read(arch))
-        return found
+            sections = self._sections.setdefault(arch, self._read(arch))
+        return sections
 
     def _read(self, arch: Arch) -> tuple[Section, ...]:
         paths = [folder / str(arch) / FILE_NAME for folder in self._folders()]
@@ -228,8 +228,8 @@ class Cubins:
     def _stored(
         self, sections: tuple[Section, ...], hints: Hints, signature: str, arch: Arch
     ) -> cutile.Cubin | None:
-        for one in sections:
-            section = one
+        for listed in sections:
+            section = listed
             try:
                 try:
                     code = section.cubin(hints, signature)
@@ -240,7 +240,7 @@ class Cubins:
                 # Warn once per section: one block may be the dictionary of all others.
                 self._warn(
                     f"{error_in_words(error)}; {self._code.name} is compiled for {signature}, and for "
-                    f"every other signature that cannot be read there: {_AGAIN}",
+                    f"every other signature that cannot be read in this archive: {_AGAIN}",
                     section,
                 )
                 continue
@@ -249,43 +249,43 @@ class Cubins:
         return None
 
     def _reopened(self, section: Section, arch: Arch) -> Section:
-        """The same kernel's section of the archive that lies there now; itself where that may not be served.
+        """Return the kernel's section of the replaced archive; the old section where it may not be served.
 
         A server goes on when its archive is replaced by another build of the same code.
         """
         path = section.archive.path
         try:
             replaced = _opened(path) is not section.archive
-        except ArchiveError:  # it was removed: reading the section again says so
+        except ArchiveError:  # it was removed: reading the section again reports this
             return section
         renewed = self._section(path, arch) if replaced else None
         if renewed is None:
             return section
-        found = self._sections[arch]
-        self._sections[arch] = tuple(renewed if one is section else one for one in found)
+        sections = self._sections[arch]
+        self._sections[arch] = tuple(renewed if known is section else known for known in sections)
         return renewed
 
     def _warn_missing(self, signature: str, message: str) -> None:
-        """Warn of the first signature without a cubin, and of the 10th, the 100th and so on with their count.
+        """Warn of the first signature without a cubin, then of the 10th, the 100th and so on.
 
-        A kernel that compiles a size or a scalar in meets a new one with each, perhaps each token.
+        A kernel that compiles in a size or a scalar has a new signature for each value, perhaps each token.
         """
         if signature in self._missing:
             return
         self._missing.add(signature)
         count = len(self._missing)
         if count == 1:
-            warn(f"{message}; further ones are counted, and told at {_TOLD_AT}", CubinWarning)
+            warn(f"{message}; further ones are counted, and reported at {_REPORTED_AT}", CubinWarning)
         elif str(count).strip("0") == "1":
             name = self._code.name
             warn(
-                f"{message}; it is the {count}th of {name}: aot-tune doctor {name} says whether a size or a "
-                "scalar is compiled in, so that each value is one",
+                f"{message}; it is the {count}th of {name}: aot-tune doctor {name} reports whether a size or "
+                "a scalar is compiled in, so that each value makes a new signature",
                 CubinWarning,
             )
 
     def _warn(self, message: str, about: object = None) -> None:
-        """Warn once about each thing, `_MOST_WARNINGS` times at most."""
+        """Warn once about each subject, at most `_MOST_WARNINGS` times."""
         about = about or message
         if about not in self._warned and len(self._warned) < _MOST_WARNINGS:
             self._warned.add(about)
@@ -294,7 +294,7 @@ class Cubins:
 
 @cache
 def _warn_untested(version: str, path: Path) -> None:
-    """Warn once for all kernels of a package."""
+    """Warn once for all kernels of a package that cubins are not loaded."""
     tested = " and ".join(f"{major}.{minor}" for major, minor in cutile.TESTED_VERSIONS)
     warn(
         f"{path} is left out because loading cubins was not tested with cuda-tile "

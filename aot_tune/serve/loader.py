@@ -1,8 +1,8 @@
 """Read a declaration's tables for this machine's archs. Makes no CUDA context; writes and raises nothing.
 
-A faulty table gives one `TableWarning` and is left out, so that its problems are misses. A config that is in
-no search space is left out of its table with a warning: a file never decides what the declaration's functions
-are asked about.
+A faulty table gives one `TableWarning` and is left out, so that its problems are misses. A config outside all
+search spaces is left out of its table with a warning: the declaration's functions are never called with a
+config that only a file names.
 """
 
 from __future__ import annotations
@@ -26,19 +26,19 @@ from aot_tune.warn import warn
 
 
 def gpus() -> tuple[Gpu, ...] | None:
-    """The GPUs that this process may use, as NVML reports them once; None where it reports nothing."""
+    """Return the GPUs that this process may use, as NVML reports them once; None where it reports none."""
     return known_gpus()
 
 
 def archs_to_load(tunable: Declaration) -> tuple[Arch, ...]:
-    """The archs of this machine's GPUs; none where there is no folder of tables or NVML fails."""
+    """Return the archs of this machine's GPUs; none without a folder of tables or where NVML fails."""
     if not any(os.path.isdir(folder) for folder, _ in folders(tunable)):
         return ()
     return tuple(dict.fromkeys(gpu.arch for gpu in gpus() or () if gpu.arch is not None))
 
 
 def folders(tunable: Declaration) -> list[tuple[Path, bool]]:
-    """The folders of tables in reading order; True where the user named one, so that predictions are read."""
+    """List the folders of tables in reading order; True where the user named it: predictions are read."""
     named = [(folder, True) for folder in environment.table_folders()]
     try:
         own = package_folder(tunable)
@@ -50,14 +50,14 @@ def folders(tunable: Declaration) -> list[tuple[Path, bool]]:
 
 
 def load(tunable: Declaration, arch: Arch) -> Index:
-    """Read the tables of one declaration for one arch."""
+    """Read the tables of a declaration for an arch."""
     tables, mistakes = [], []
     for folder, named in folders(tunable):
         path = table_path(folder, arch, tunable.name)
         if not _is_there(path, folder):
             if named and (mistake := folder_mistake(folder)):
                 mistakes.append(mistake)
-            continue  # there is no table: the warning of a miss names the command that makes one
+            continue  # no table: the warning of a miss names the command that makes one
         try:
             table = read_table(path)
         except Exception as error:  # whatever a file holds, serving goes on
@@ -78,14 +78,15 @@ def load(tunable: Declaration, arch: Arch) -> Index:
 
 
 def _is_there(path: Path, folder: Path) -> bool:
-    """Whether there is a file; where that cannot be known, one warning for its folder gives the reason."""
+    """Whether a file exists; where this cannot be determined, warn once for its folder with the reason."""
     try:
         os.lstat(path)
         return True
     except FileNotFoundError:
         return False
     except NotADirectoryError:
-        place = next((one for one in (path.parent, *path.parent.parents) if os.path.lexists(one)), folder)
+        parents = (path.parent, *path.parent.parents)
+        place = next((parent for parent in parents if os.path.lexists(parent)), folder)
         _warn_once(
             f"tables are looked for in {path.parent}, but {place} is not a folder: install the package "
             f"unpacked, or name a folder of tables in {environment.TABLES}"
@@ -97,7 +98,7 @@ def _is_there(path: Path, folder: Path) -> bool:
 
 
 def folder_mistake(folder: Path) -> str | None:
-    """What is wrong with a folder that AOT_TUNE_TABLES names; None where it may hold tables."""
+    """Return the mistake of a folder that AOT_TUNE_TABLES names; None where it may hold tables."""
     if not os.path.isdir(folder):
         return f"{environment.TABLES} names {folder}, which is not a folder; make it or leave it out"
     if folder.name in map(str, KNOWN_ARCHS) and not os.path.isdir(folder / folder.name):
@@ -127,7 +128,7 @@ def _declared_only(path: Path, table: Table, tunable: Declaration) -> Table:
 
 
 _LONGEST = 2000
-"""The most characters of a warning: a path may have 4096, and messages quote files."""
+"""Most characters of a warning: a path may have 4096, and messages quote files."""
 
 
 def _warn(message: str) -> None:
@@ -136,5 +137,5 @@ def _warn(message: str) -> None:
 
 @lru_cache(maxsize=256)
 def _warn_once(message: str) -> None:
-    """Warn of what all kernels meet once."""
+    """Warn once of a fault that all kernels meet."""
     _warn(message)

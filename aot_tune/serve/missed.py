@@ -20,14 +20,14 @@ from aot_tune.serve.runtime import runtime
 from aot_tune.warn import warn
 
 MOST_LINES = 4096
-"""The most problems that one process appends."""
+"""Most problems that a process appends."""
 
 MOST_BYTES = 4 * 1024 * 1024
-"""The most bytes that one process appends."""
+"""Most bytes that a process appends."""
 
 
 class _File:
-    """What this process has appended."""
+    """Lines that this process has appended to a file."""
 
     def __init__(self) -> None:
         self.lines: set[str] = set()
@@ -36,7 +36,7 @@ class _File:
 
 
 _files: dict[tuple[Path, int], _File] = {}
-"""By file and process: a forked child begins with none of its own."""
+"""Files by path and process: a forked child begins without lines."""
 
 
 def note(missed: Mapping[str, object]) -> None:
@@ -70,7 +70,7 @@ def note(missed: Mapping[str, object]) -> None:
 
 
 def _append(path: Path, data: bytes) -> None:
-    """Append a line by one call of the system, so that no half a line stays beside others."""
+    """Append a line by one system call, so that no partial line remains in the file."""
     flags = os.O_WRONLY | os.O_APPEND | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK
     descriptor = os.open(path, flags, 0o600)
     try:

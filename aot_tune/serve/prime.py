@@ -1,4 +1,4 @@
-"""Load kernels onto a GPU before serving or before graph capture, so that no launch has to load one."""
+"""Load kernels onto a GPU before serving or graph capture, so that no launch has to load one."""
 
 from __future__ import annotations
 
@@ -25,33 +25,33 @@ from aot_tune.values.problem import Problem
 
 @dataclass(frozen=True, kw_only=True)
 class Progress:
-    """The progress of priming one kernel."""
+    """Progress of priming a kernel."""
 
     kernel: str
-    """The declaration's name."""
+    """Name of the declaration."""
 
     done: int
-    """The number of signatures loaded so far."""
+    """Number of signatures loaded so far."""
 
     total: int
-    """The number of signatures to load."""
+    """Number of signatures to load."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Primed:
-    """The result of `prime`."""
+    """Result of `prime`."""
 
     loaded: int
-    """The number of signatures loaded, each counted once per set of hints that it is launched with."""
+    """Number of signatures loaded, each counted once per set of hints of its launches."""
 
     compiled: int
-    """The number of these that had no cubin and were compiled."""
+    """Number of loaded signatures that had no cubin and were compiled."""
 
     plans: int
-    """The number of problems whose first launch is now as fast as any other."""
+    """Number of problems whose first launch is now as fast as later ones."""
 
     seconds: float
-    """The time that priming took, in seconds."""
+    """Duration of priming, in seconds."""
 
 
 def prime(
@@ -60,7 +60,7 @@ def prime(
     device: Any = None,
     progress: Callable[[Progress], None] | None = None,
 ) -> Primed:
-    """Load kernels onto a GPU, so that no later launch of these shapes compiles, loads or reads a file.
+    """Load kernels onto a GPU, so that later launches of these shapes compile, load and read nothing.
 
     One small problem of each signature is launched on the current stream and waited for. Where `problems`
     does not name a kernel, every declared bucket of it is primed: each size in the bucket, with each config
@@ -72,8 +72,8 @@ def prime(
     declaration's `make_args` makes; for other strides or alignment, such as those of a transposed weight,
     launch once with them.
 
-    A server whose kernels are recorded, and none declared, names no declaration: nothing is loaded, and from
-    then on nothing is searched.
+    A server whose kernels are all recorded names no declaration: nothing is loaded, and nothing is searched
+    afterwards.
 
     Args:
         *tunables: The declarations; none is needed where recorded searches are replayed.
@@ -83,11 +83,11 @@ def prime(
         progress: Called after each signature that was loaded.
 
     Returns:
-        The numbers of what was loaded, and the time.
+        The numbers of loaded signatures and plans, and the time.
 
     Raises:
-        UsageError: There is no declaration and nothing is replayed, or `problems` names another kernel or a
-            problem it cannot have.
+        UsageError: There is no declaration and nothing is replayed, or `problems` names another kernel or an
+            impossible problem.
         LaunchError: There is no GPU, or a capture is under way.
     """
     started = time.monotonic()
@@ -117,7 +117,7 @@ def prime(
 
 
 class _Part:
-    """The priming of one kernel."""
+    """Priming of a kernel."""
 
     def __init__(self, tunable: Declaration, number: int, here: Runtime) -> None:
         self.tunable = tunable
@@ -126,14 +126,14 @@ class _Part:
         self._dispatcher: Dispatcher = dispatcher_of(tunable)
         self._machine: Machine = self._dispatcher.machine(number, here)
         self.wanted: dict[CubinKey, tuple[Config, Problem, int]] = {}
-        """By hints and signature, the launch that loads them: config, smallest problem, seed of arguments."""
+        """Launches by the hints and signature that they load: config, smallest problem, seed of arguments."""
 
     def plan(self, problems: Sequence[Problem]) -> int:
-        """Make the plans of problems and note the kernels that they will launch; return their number."""
+        """Make the plans of problems and note the kernels to launch; return the number of plans."""
         for problem in problems:
-            each = posed(partial(_arguments, self.tunable, problem, "meta"))
-            plan = self._dispatcher.prepare(self._number, each[0], self._here)
-            self._want(plan.choice.config, problem, each)
+            args_by_seed = posed(partial(_arguments, self.tunable, problem, "meta"))
+            plan = self._dispatcher.prepare(self._number, args_by_seed[0], self._here)
+            self._want(plan.choice.config, problem, args_by_seed)
         return len(problems)
 
     def plan_buckets(self) -> None:
@@ -142,27 +142,27 @@ class _Part:
         tabled = [c for shipped in self._machine.index.tables for c in shipped.table.portfolio]
         for bucket in self.tunable.buckets:
             for problem in representatives(self.tunable, bucket):
-                each = posed(partial(_arguments, self.tunable, problem, "meta"))
+                args_by_seed = posed(partial(_arguments, self.tunable, problem, "meta"))
                 default = self.tunable.default_config(arch, problem)
-                chosen = self._dispatcher.prepare(self._number, each[0], self._here).choice.config
+                chosen = self._dispatcher.prepare(self._number, args_by_seed[0], self._here).choice.config
                 runs = (config for config in (*tabled, default) if self._runs(config, problem))
                 for config in dict.fromkeys((chosen, *runs)):
-                    self._want(config, problem, each)
+                    self._want(config, problem, args_by_seed)
 
-    def _want(self, config: Config, problem: Problem, each: Mapping[int, Sequence[Any]]) -> None:
-        for seed, args in each.items():
+    def _want(self, config: Config, problem: Problem, args_by_seed: Mapping[int, Sequence[Any]]) -> None:
+        for seed, args in args_by_seed.items():
             key = (tuple(config.hints.items()), self._signature(config, args))
             known = self.wanted.get(key)
             if known is None or self._size(problem) < self._size(known[1]):
                 self.wanted[key] = config, problem, seed
 
     def compiles(self) -> int:
-        """The number of wanted signatures that cuTile will have to compile."""
+        """Return the number of wanted signatures that cuTile will have to compile."""
         arch, cubins = self._machine.device.arch, self._dispatcher.kernels.cubins
         return sum(not cubins.has(hints, signature, arch) for hints, signature in self.wanted)
 
     def load(self) -> Iterator[int]:
-        """Launch one small problem of each wanted signature; yield the number done."""
+        """Launch a small problem of each wanted signature; yield the number done."""
         from cuda.tile import launch
 
         for done, ((_, signature), (config, problem, seed)) in enumerate(self.wanted.items(), 1):
@@ -174,7 +174,7 @@ class _Part:
             yield done
 
     def _smallest(self, config: Config, signature: str, problem: Problem, seed: int) -> Problem:
-        """A problem with every size as small as the signature and `legal` allow."""
+        """Return a problem with every size as small as the signature and `legal` allow."""
         for name in self.tunable.axes:
             for size in smaller_of_class(problem.size(name)):
                 smaller = problem.replaced(**{name: size})
@@ -210,7 +210,7 @@ class _Part:
 def _checked(
     tunables: Sequence[Declaration], problems: Mapping[str, object], device: Any, here: Runtime
 ) -> int:
-    """Refuse what cannot be primed; return the GPU's index."""
+    """Refuse declarations, problems or a GPU that cannot be primed; return the GPU's index."""
     for tunable in tunables:
         if not isinstance(tunable, Declaration):
             raise UsageError(
@@ -249,11 +249,11 @@ def _index(device: Any, here: Runtime) -> int:
 
 
 def _named(tunable: Declaration, wanted: Iterable[Mapping[str, object]]) -> tuple[Problem, ...]:
-    """The problems that a user states, checked against those the kernel has."""
+    """Return the problems that a user states, checked against the kernel's pattern."""
     pattern = tunable.typical_problems[0]
     listed = [
-        {name: tuple(value) if isinstance(value, range) else value for name, value in one.items()}
-        for one in wanted
+        {name: tuple(value) if isinstance(value, range) else value for name, value in stated.items()}
+        for stated in wanted
     ]
     problems = tuple(dict.fromkeys(expanded(listed)))
     for problem in problems:

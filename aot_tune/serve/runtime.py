@@ -1,6 +1,6 @@
 """Ask torch about GPUs while serving: devices, streams and capture. Uses private names of torch.
 
-Everything goes through `runtime()`, so that a test may put a stand-in in its place with `use`.
+Everything goes through `runtime()`, so that a test may replace it by a stand-in with `use`.
 """
 
 from __future__ import annotations
@@ -13,47 +13,47 @@ from typing import Any, Protocol
 from aot_tune.values.device import Device
 
 _POOL_STREAMS = 32
-"""The number of streams of each priority that torch hands out in turn (c10/cuda/CUDAStream.cpp)."""
+"""Number of streams of each priority that torch hands out in turn (c10/cuda/CUDAStream.cpp)."""
 
 _RELAXED = 2
-"""The driver API's CU_STREAM_CAPTURE_MODE_RELAXED."""
+"""CU_STREAM_CAPTURE_MODE_RELAXED of the driver API."""
 
 
 class Runtime(Protocol):
-    """The questions that serving asks about the machine."""
+    """Queries of serving about the machine."""
 
     tensor_types: tuple[type, ...]
-    """The exact types of tensors that a launch accepts."""
+    """Exact types of tensors that a launch accepts."""
 
     raw_stream: Callable[[int], int]
-    """Device index -> the handle of the device's current stream; 0 is the default stream."""
+    """Device index -> handle of the device's current stream; 0 is the default stream."""
 
     current_device: Callable[[], int]
-    """The index of this thread's current device."""
+    """Return the index of this thread's current device."""
 
     grad_enabled: Callable[[], bool]
     """Whether autograd records operations."""
 
     def device_count(self) -> int:
-        """The number of GPUs that this process may use."""
+        """Return the number of GPUs that this process may use."""
 
     def index_of(self, tensor: Any) -> int | None:
-        """The index of the GPU that holds a tensor; None for a tensor on any other device."""
+        """Return the index of the GPU that holds a tensor; None for a tensor on another device."""
 
     def has_memory(self, tensor: Any) -> bool:
         """Whether a tensor has an address, or no element that would need one."""
 
     def has_tangent(self, tensor: Any) -> bool:
-        """Whether forward-mode autograd would compute a tangent of what is computed from a tensor."""
+        """Whether forward-mode autograd would compute tangents of results of a tensor."""
 
     def device(self, index: int) -> Device:
-        """A GPU's arch, name and number of multiprocessors."""
+        """Return a GPU's arch, name and number of multiprocessors."""
 
     def entered(self, index: int) -> AbstractContextManager[Any]:
-        """Make a GPU the current one for a while."""
+        """Return a context in which a GPU is the current one."""
 
     def synchronize(self, index: int) -> None:
-        """Wait until all that was launched on a GPU has run."""
+        """Wait until all launches on a GPU have run."""
 
     def capturing(self) -> bool:
         """Whether this thread's current stream is being captured into a graph."""
@@ -66,7 +66,7 @@ class Runtime(Protocol):
 
 
 class TorchRuntime:
-    """The runtime of torch.cuda: cheap private names where they exist, the public ones otherwise."""
+    """Runtime of torch.cuda: cheap private names where they exist, public ones otherwise."""
 
     def __init__(self) -> None:
         import torch
@@ -88,21 +88,21 @@ class TorchRuntime:
         return handle
 
     def device_count(self) -> int:
-        """See `Runtime`, for this method and those below."""
+        """See `Runtime`, for this method and all below."""
         cuda: Any = self._torch.cuda
         # The public name asks NVML each time, 0.5 ms: needed only until CUDA is initialised.
         counted = getattr(self._torch._C, "_cuda_getDeviceCount", None) if cuda.is_initialized() else None
         return int((counted or cuda.device_count)())
 
     def index_of(self, tensor: Any) -> int | None:
-        """The index of the GPU that holds a tensor."""
+        """Return the index of the GPU that holds a tensor."""
         return int(tensor.get_device()) if tensor.is_cuda else None
 
     def has_memory(self, tensor: Any) -> bool:
-        """Ask for the address: it is 0 where the storage was freed, and for zero tensors of forward mode."""
+        """Read the address: it is 0 where the storage was freed, and for zero tensors of forward mode."""
         try:
             return bool(tensor.data_ptr() or not tensor.numel())
-        except RuntimeError:  # a tensor that tells no address, for cuTile to judge
+        except RuntimeError:  # a tensor without an address, for cuTile to judge
             return True
 
     def has_tangent(self, tensor: Any) -> bool:
@@ -111,7 +111,7 @@ class TorchRuntime:
         return forward_mode.unpack_dual(tensor).tangent is not None
 
     def device(self, index: int) -> Device:
-        """The limits of the arch's reference device with this GPU's name and multiprocessors."""
+        """Return the arch's reference device with this GPU's name and multiprocessors."""
         return Device.of(self._torch.cuda.get_device_properties(index))
 
     def entered(self, index: int) -> AbstractContextManager[Any]:
@@ -125,7 +125,7 @@ class TorchRuntime:
 
     def capturing(self) -> bool:
         """Whether this thread's current stream is being captured."""
-        cuda = self._torch.cuda  # which raises where it is not there at all
+        cuda = self._torch.cuda  # raises where it does not exist
         return bool(cuda.is_initialized() and cuda.is_current_stream_capturing())
 
     def captures_elsewhere(self, index: int) -> bool:
@@ -143,11 +143,11 @@ class TorchRuntime:
 
     @contextmanager
     def relaxed_capture(self) -> Iterator[None]:
-        """Put this thread in CUDA's relaxed mode; otherwise its calls would break another's capture."""
+        """Put this thread in CUDA's relaxed mode, in which its calls break no other thread's capture."""
         exchange = _capture_mode_exchange()
         mode = ctypes.c_int(_RELAXED)
         if exchange is None or exchange(ctypes.byref(mode)):  # the call leaves the former mode in `mode`
-            yield  # there is no driver, or CUDA is not initialised, so nothing is captured
+            yield  # no driver, or CUDA is not initialised, so nothing is captured
             return
         try:
             yield
@@ -166,12 +166,12 @@ _installed: list[Runtime] = []
 
 
 def runtime() -> Runtime:
-    """The runtime in use; the first call imports torch."""
+    """Return the runtime in use; the first call imports torch."""
     if not _installed:
         _installed.append(TorchRuntime())
     return _installed[0]
 
 
 def use(other: Runtime | None) -> None:
-    """Install another runtime for declarations that were not launched yet; None restores torch's."""
+    """Install another runtime for declarations not launched yet; None restores torch's."""
     _installed[:] = [] if other is None else [other]

@@ -1,7 +1,7 @@
-"""Memory for kernels that split a sum over blocks, kept per device and stream. Knows no kernel.
+"""Memory for kernels that split a sum over blocks, kept per device and stream. Imports no kernel.
 
-Launches on one stream run one after another, so that one workspace serves them all. Graphs that were captured
-on one stream must be replayed one after another too. A workspace that was handed out is never freed: a CUDA
+Launches on a stream run one after another, so one workspace serves all of them. Graphs that were captured on
+one stream must be replayed one after another too. A workspace that was handed out is never freed: a CUDA
 graph may hold its address.
 """
 
@@ -22,25 +22,25 @@ if TYPE_CHECKING:
     import torch
 
 _FEWEST = 1 << 14
-"""The number of elements of the smallest tensors, which take 64 KiB."""
+"""Number of elements of the smallest tensors, which take 64 KiB."""
 
 _STEP = 1 << 20
-"""The number of elements, 4 MiB, by which large tensors grow; smaller ones double."""
+"""Number of elements, 4 MiB, by which large tensors grow; smaller tensors double."""
 
 
 class Workspace(NamedTuple):
-    """The tensors that the launches of one stream share."""
+    """Tensors that the launches of a stream share."""
 
     partials: torch.Tensor
-    """A float32 tensor of shape (n,) with any content."""
+    """Tensor of shape (n,), float32, with any content."""
 
     counters: torch.Tensor
-    """An int32 tensor of shape (m,), zero between launches: a kernel that changes it sets it back."""
+    """Tensor of shape (m,), int32, zero between launches: a kernel that changes it resets it."""
 
 
 _of_stream: dict[tuple[torch.device, int], Workspace] = {}
 _spare: dict[torch.device, Workspace] = {}
-"""One unused workspace per device, for a capture: it is on a new stream and cannot allocate."""
+"""One unused workspace per device, for a capture, which is on a new stream and cannot allocate."""
 
 _outgrown: list[Workspace] = []
 _changes = ForkSafe()
@@ -48,7 +48,7 @@ _posed = threading.local()
 
 
 def workspace(device: torch.device, partials: int, counters: int) -> Workspace:
-    """The workspace of a device's current stream.
+    """Return the workspace of a device's current stream.
 
     The graphs captured on one stream share a workspace: replay them one after another.
 
@@ -61,28 +61,28 @@ def workspace(device: torch.device, partials: int, counters: int) -> Workspace:
         LaunchError: The workspace would have to grow while the stream is captured into a graph.
     """
     stream = runtime().raw_stream(device.index) if device.type == "cuda" else 0
-    found = _of_stream.get((device, stream))
-    if found is not None and _holds(found, partials, counters):
-        return found
+    existing = _of_stream.get((device, stream))
+    if existing is not None and _holds(existing, partials, counters):
+        return existing
     if device.type == "meta":
         if (most := getattr(_posed, "most", None)) is not None:
             _posed.most = max(most[0], partials), max(most[1], counters)
         return _new(device, _rounded(partials), _rounded(counters))
     with _changes.lock:
-        given = (
+        larger = (
             _from_spare(device, partials, counters)
             if _captures(device)
             else _new_for(device, partials, counters)
         )
-        if found is not None:
-            _outgrown.append(found)
-        _of_stream[device, stream] = given
-    return given
+        if existing is not None:
+            _outgrown.append(existing)
+        _of_stream[device, stream] = larger
+    return larger
 
 
 @contextmanager
 def for_all_posed(device: torch.device) -> Iterator[None]:
-    """On leaving, give a GPU's current stream the workspace for the largest problem posed on "meta" inside.
+    """On exit, allocate the workspace of a GPU's current stream for all problems posed on "meta" inside.
 
     Then graphs of all these problems can be captured, although only small ones were launched.
     """
@@ -97,12 +97,12 @@ def for_all_posed(device: torch.device) -> Iterator[None]:
 
 
 def _rounded(elements: int) -> int:
-    """The size of a tensor for this many elements, with or without storage: both have one signature."""
+    """Return the size of a tensor for this many elements, with or without storage: one signature for both."""
     return max(_FEWEST, edge(elements)) if elements <= _STEP else -(-elements // _STEP) * _STEP
 
 
-def _holds(found: Workspace, partials: int, counters: int) -> bool:
-    return found.partials.shape[0] >= partials and found.counters.shape[0] >= counters
+def _holds(existing: Workspace, partials: int, counters: int) -> bool:
+    return existing.partials.shape[0] >= partials and existing.counters.shape[0] >= counters
 
 
 def _captures(device: torch.device) -> bool:
@@ -123,8 +123,8 @@ def _from_spare(device: torch.device, partials: int, counters: int) -> Workspace
 
 
 def _new_for(device: torch.device, partials: int, counters: int) -> Workspace:
-    """A new workspace at least as large as any on this device; it makes an equally large spare."""
-    known = [kept for (where, _), kept in _of_stream.items() if where == device]
+    """Return a new workspace at least as large as any on this device; make an equally large spare."""
+    known = [kept for (on, _), kept in _of_stream.items() if on == device]
     partials = max([_rounded(partials), *(kept.partials.shape[0] for kept in known)])
     counters = max([_rounded(counters), *(kept.counters.shape[0] for kept in known)])
     spare = _spare.get(device)

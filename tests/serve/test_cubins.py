@@ -177,7 +177,7 @@ def test_ever_new_signatures_of_a_kernel_are_told_with_their_count(
     with pytest.warns(CubinWarning) as told:
         assert [cubins.find(HINTS, signature, SM90) for signature in met] == [None] * 250
     first, *counted = (str(one.message) for one in told)
-    assert first.endswith("further ones are counted, and told at 10, 100 and so on")
+    assert first.endswith("further ones are counted, and reported at 10, 100 and so on")
     assert ["it is the 10th of scale" in counted[0], "it is the 100th of scale" in counted[1]] == [True] * 2
     assert len(told) == 3
 

@@ -1,1 +1,1 @@
-"""Turn a call into a launch: the generated function, its slow path and the checks of the arguments."""
+"""Turn a call into a launch: the generated function, its slow path, the checks of the arguments."""

@@ -1,8 +1,8 @@
-"""Check the arguments and the grid of a launch the first time it is seen; each mistake has its own error.
+"""Check the arguments and the grid of a problem's first launch; each mistake has its own error.
 
-What could be wrong of a later launch of the same problem is either in the key of its plan, or refused by the
-launch function, or by cuTile. Two things are not seen there, since to ask for them would take 60 ns for each
-tensor: that a tensor has no memory, and that it is a dual tensor of forward-mode autograd.
+A mistake of a later launch of the same problem changes the key of its plan, or is refused by the launch
+function or by cuTile. Two mistakes are not checked again, since the checks would take 60 ns for each tensor:
+a tensor without memory, and a dual tensor of forward-mode autograd.
 """
 
 from __future__ import annotations
@@ -20,18 +20,18 @@ from aot_tune.values.problem import Problem
 from aot_tune.values.text import value_in_words
 
 _MOST_BLOCKS = (2**24 - 1, 2**16 - 1, 2**16 - 1)
-"""The most blocks along each dimension of a grid: cuTile holds a block's x index in 24 bits (cuda-tile 1.7),
+"""Most blocks along each dimension of a grid: cuTile holds a block's x index in 24 bits (cuda-tile 1.7),
 CUDA holds y and z in 16."""
 
 
 _MOST_MEMBERS = 4
-"""The most members of a list of tensors that an error describes."""
+"""Most members of a list of tensors that an error describes."""
 
 
 def check_arguments(
     tunable: Declaration, args: Sequence[Any], here: Runtime, *, config: object = None
 ) -> int:
-    """Refuse arguments that cannot be launched, and find the GPU to launch on.
+    """Refuse arguments that cannot be launched; return the GPU to launch on.
 
     Returns:
         The index of the GPU that holds all tensors.
@@ -74,12 +74,12 @@ def check_arguments(
                 f"{place} is a dual tensor of forward-mode autograd, which does not see a launch; pass its "
                 "primal, or launch in the forward of a torch.autograd.Function that has a jvp"
             )
-        on = here.index_of(arg)
-        if on is None:
+        device = here.index_of(arg)
+        if device is None:
             raise LaunchError(f"{place} is on device {arg.device}; pass a CUDA tensor, such as {name}.cuda()")
-        if index is not None and on != index:
+        if index is not None and device != index:
             raise LaunchError(
-                f"{place} is on cuda:{on}, argument {first} on cuda:{index}; pass tensors on one device"
+                f"{place} is on cuda:{device}, argument {first} on cuda:{index}; pass tensors on one device"
             )
         if not here.has_memory(arg):
             raise LaunchError(
@@ -89,7 +89,7 @@ def check_arguments(
         if name in mutated or (listed and name.partition("[")[0] in mutated):
             _check_writable(place, arg)
         if index is None:
-            index, first = on, name
+            index, first = device, name
     if index is None:
         raise LaunchError(
             f"{tunable.name}.launch: no argument is a tensor; pass CUDA tensors, as problem() takes"
@@ -98,7 +98,7 @@ def check_arguments(
 
 
 def check_problem(tunable: Declaration, problem: Problem) -> bool:
-    """Whether there is anything to launch: False where a size is 0.
+    """Whether a problem has anything to launch: False where a size is 0.
 
     Raises:
         LaunchError: `problem` does not give an axis a size.
@@ -114,7 +114,7 @@ def check_problem(tunable: Declaration, problem: Problem) -> bool:
 
 
 def explain(tunable: Declaration, error: Exception, args: Sequence[Any], here: Runtime) -> None:
-    """Raise a clearer error than cuTile's for arguments that it refused; return where there is none.
+    """Raise a clearer error than cuTile's for arguments that it refused; return where none is known.
 
     Raises:
         LaunchError: As `check_arguments`.
@@ -128,17 +128,17 @@ def explain(tunable: Declaration, error: Exception, args: Sequence[Any], here: R
 def refused(
     tunable: Declaration, problem: Problem, config: Config, args: Sequence[Any], error: Exception
 ) -> LaunchError:
-    """The error for a launch that cuTile refuses, with the problem, its reason and the arguments."""
+    """Return the error of a launch that cuTile refuses: problem, reason and arguments."""
     reason = ", ".join(line.strip() for line in str(error).strip().splitlines()[:2])
     given = ", ".join(f"{name} {_in_words(arg)}" for name, arg in zip(tunable.parameters, args, strict=True))
     return LaunchError(
         f"{tunable.name}.launch: cuTile refuses {problem} with {config}: {type(error).__name__}: {reason}; "
-        f"the arguments are {given}; pass such that the kernel takes, or correct the kernel"
+        f"the arguments are {given}; pass arguments that the kernel takes, or correct the kernel"
     )
 
 
 def _in_words(arg: Any) -> str:
-    """An argument without its values, since to read those would wait for the GPU."""
+    """Describe an argument without its values, since reading them would wait for the GPU."""
     if isinstance(arg, list | tuple):
         more = ["..."] if len(arg) > _MOST_MEMBERS else []
         return f"[{', '.join([*map(_in_words, arg[:_MOST_MEMBERS]), *more])}]"
@@ -154,7 +154,7 @@ def _check_no_array(place: str, arg: Any, here: Runtime) -> None:
         kind = type(arg)
         raise LaunchError(
             f"{place} is a {kind.__module__}.{kind.__qualname__}, and how a subclass of torch.Tensor uses "
-            "its data is not known here; pass its plain data, such as .as_subclass(torch.Tensor)"
+            "its data is not known; pass its plain data, such as .as_subclass(torch.Tensor)"
         )
     if hasattr(arg, "__cuda_array_interface__") or hasattr(arg, "__dlpack__"):
         name = type(arg).__name__
@@ -170,7 +170,7 @@ def _check_writable(place: str, arg: Any) -> None:
 
 
 def checked_grid(tunable: Declaration, config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
-    """The grid that the declaration's `grid_fn` gives.
+    """Return the grid that the declaration's `grid_fn` gives.
 
     Raises:
         LaunchError: The value is not a grid, or the config cannot run on this particular GPU.
@@ -190,7 +190,7 @@ def checked_grid(tunable: Declaration, config: Config, device: Device, problem: 
 
 
 def unfit(tunable: Declaration, config: Config, device: Device, problem: Problem) -> str | None:
-    """Why a config cannot run on this particular GPU; None where it can."""
+    """Return why a config cannot run on this particular GPU; None where it can."""
     try:
         checked_grid(tunable, config, device, problem)
     except LaunchError as error:

@@ -1,4 +1,4 @@
-"""Turn a call into a launch: look its plan up, or make one.
+"""Turn a call into a launch: look its plan up, or make it.
 
 `aot_tune.serve.loader` reads the tables, `aot_tune.choose` chooses, `aot_tune.serve.search` answers a miss.
 """
@@ -47,29 +47,29 @@ if TYPE_CHECKING:
     from aot_tune.serve.search.live import LiveSearch
 
 _FOUND_LIVE: frozenset[Source] = frozenset({"cached", "searched"})
-"""The sources of choices that no rank makes."""
+"""Sources of choices that no rank makes."""
 
 _MOST_PLANS = 4096
-"""The most plans that each memo keeps: a few MB per kernel; a server does not soon meet more shapes again."""
+"""Most plans that each memo keeps: a few MB per kernel, and more shapes than a server soon meets again."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchPlan:
-    """Everything that a launch of one problem needs besides its arguments."""
+    """Everything that a launch of a problem needs in addition to its arguments."""
 
     choice: Choice
-    """The config and why it was chosen."""
+    """Config, and why it was chosen."""
 
     grid: tuple[int, ...]
-    """The number of blocks along one to three dimensions."""
+    """Number of blocks along one to three dimensions."""
 
     kernel: Any
-    """The kernel with the config's hints."""
+    """Kernel with the config's hints."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Machine:
-    """One GPU of this process, with the tables and the legality of its arch."""
+    """GPU of this process, with the tables and the legality of its arch."""
 
     device: Device
     index: Index
@@ -78,14 +78,14 @@ class Machine:
 
 
 SLOW_PATH = ForkSafe()
-"""The lock of the slow path of all declarations."""
+"""Lock of the slow path of all declarations."""
 
 
 class UnrankedRow:
-    """A row of the launch function's memo that holds only as long as this process does not become a rank.
+    """Row of the launch function's memo that is valid only while this process is no rank.
 
-    Rows of configs that a live search found, now or before, are of this kind: a rank must not use them. The
-    launch function unpacks a row, so only these rows take the time of a check, 0.3 us.
+    It holds a config that a live search found, now or before, which a rank must not use. The launch function
+    unpacks a row, so only these rows take the time of a check, 0.3 us.
     """
 
     def __init__(self, row: tuple[Any, ...], unranked: tuple[object, ...]) -> None:
@@ -109,23 +109,23 @@ def attach(tunable: Declaration) -> None:
 
 
 def dispatcher_of(tunable: Declaration) -> Dispatcher:
-    """The dispatcher that `attach` made for a declaration."""
+    """Return the dispatcher that `attach` made for a declaration."""
     dispatcher: Dispatcher = vars(tunable)["_dispatcher"]
     return dispatcher
 
 
 class Dispatcher:
-    """Launches one declaration. `launch` is the function users call; the rest is its slow path.
+    """Launches a declaration. `launch` is the function that users call; the rest is its slow path.
 
-    It keeps two memos, both bounded and both read without a lock. One maps what is read of a call's arguments
-    to the row that the launch function unpacks; the other maps GPU, problem and given config to the
-    `LaunchPlan`.
+    It keeps two memos, both bounded and both read without a lock. The first maps the parts of a call's
+    arguments that are read to the row that the launch function unpacks. The second maps GPU, problem and
+    given config to the `LaunchPlan`.
 
     Args:
         tunable: The declaration.
-        of: The declaration's dispatcher, where this one serves the calls that say by ``batch_invariant``
-            whether one config serves every batch: so neither takes the other's plans.
-        batch_invariant: What those calls say; None follows AOT_TUNE_BATCH_INVARIANT.
+        of: The declaration's dispatcher, where this one serves the calls that pass ``batch_invariant``: so
+            neither takes the other's plans.
+        batch_invariant: The value that these calls pass; None follows AOT_TUNE_BATCH_INVARIANT.
     """
 
     def __init__(
@@ -134,7 +134,7 @@ class Dispatcher:
         self._tunable = tunable
         self._of = of
         self._batch_invariant = batch_invariant
-        self._saying: dict[bool, Dispatcher] = {}
+        self._by_batch_invariant: dict[bool, Dispatcher] = {}
         self.kernels: HintedKernels = HintedKernels(tunable) if of is None else of.kernels
         self._function = LaunchFunction(tunable.name, tunable.problem, self._slow)
         self.launch = self._function.call
@@ -142,7 +142,7 @@ class Dispatcher:
         self._memo: dict[Any, tuple[Any, ...] | UnrankedRow] = {}
         self._plans: dict[tuple[int, Problem, Config | None], LaunchPlan] = {}
         self._uncompiled: dict[tuple[int, Problem], LaunchPlan] = {}
-        self._tells_layouts = False
+        self._keys_hold_layouts = False
         self._indexes: dict[Arch, Index] = {} if of is None else of._indexes
         self._machines: dict[int, Machine] = {} if of is None else of._machines
         self._messages: Messages = Messages(tunable) if of is None else of._messages
@@ -151,7 +151,7 @@ class Dispatcher:
     # Loading ------------------------------------------------------------------------------------------------
 
     def load(self, arch: Arch) -> Index:
-        """Read the tables for an arch once, and make the kernels of their configs and of the default."""
+        """Read the tables for an arch once, and make the kernels of their configs and the default."""
         with SLOW_PATH.lock:
             if arch not in self._indexes:
                 index = loader.load(self._tunable, arch)
@@ -166,7 +166,7 @@ class Dispatcher:
             return self._indexes[arch]
 
     def machine(self, device_index: int, here: Runtime) -> Machine:
-        """A GPU of this process, after its tables were read."""
+        """Return a GPU of this process, after its tables were read."""
         machine = self._machines.get(device_index)
         if machine is None:
             environment.check()  # a wrong value is reported by the first launch, not by the first miss
@@ -191,7 +191,7 @@ class Dispatcher:
     # Choosing -----------------------------------------------------------------------------------------------
 
     def config_for(self, *args: Any, batch_invariant: bool | None = None) -> Config:
-        """The config that a launch of these arguments would get, found without a launch or a search.
+        """Return the config that a launch of these arguments would get, without a launch or a search.
 
         A problem that misses is appended to the file of AOT_TUNE_RECORD, as by a launch.
 
@@ -200,7 +200,7 @@ class Dispatcher:
             MissError: Nothing was tuned for the problem or near it, and AOT_TUNE_ON_MISS=error.
         """
         if batch_invariant is not None and batch_invariant is not self._batch_invariant:
-            return self._that_says(batch_invariant).config_for(*args)
+            return self._with_batch_invariant(batch_invariant).config_for(*args)
         here = runtime()
         device_index = check_arguments(self._tunable, args, here)
         problem = follow_problem(self._tunable.problem, args, here.tensor_types).problem
@@ -238,13 +238,12 @@ class Dispatcher:
         device: Device | None = None,
         on_miss: environment.OnMiss | None = None,
     ) -> Choice:
-        """The choice that a launch of this problem would make on an arch, found without a search.
+        """Return the choice that a launch of this problem would make on an arch, without a search.
 
-        Without a `device` waves are those of the card that a table was measured on, and the card is the
-        first GPU of this arch that is here, if any.
+        Without a `device`, waves are counted for the GPU that a table was measured on, and the GPU model is
+        that of this machine's first GPU of the arch, if any.
 
-        Without `on_miss` it is that of AOT_TUNE_ON_MISS; where ``error`` would make the launch raise, it is
-        the choice without that.
+        Without `on_miss`, AOT_TUNE_ON_MISS decides, but ``error`` counts as ``nearest``.
         """
         usual = environment.on_miss()
         config = config_on(config, arch) if config is not None else None
@@ -271,27 +270,27 @@ class Dispatcher:
         )
 
     def every_batch(self, arch: Arch) -> BatchInvariant:
-        """The choices that hold for every batch, on an arch of which no GPU need be there."""
+        """Return the choices that hold for every batch, on an arch that needs no GPU in this machine."""
         return BatchInvariant(self.load(arch), Legality(self._tunable, arch))
 
     def _keeps_one(self) -> bool:
         """Whether one config must serve every batch."""
-        said = self._batch_invariant
-        asked = environment.batch_invariant() if said is None else said
-        return asked and bool(self._tunable.batch_axes)
+        passed = self._batch_invariant
+        requested = environment.batch_invariant() if passed is None else passed
+        return requested and bool(self._tunable.batch_axes)
 
-    def _that_says(self, batch_invariant: bool) -> Dispatcher:
-        """The dispatcher of the calls that say whether one config serves every batch; made once."""
+    def _with_batch_invariant(self, batch_invariant: bool) -> Dispatcher:
+        """Return the dispatcher of the calls that pass this `batch_invariant`; made once."""
         if batch_invariant and not self._tunable.batch_axes:
             raise LaunchError(
                 f"{self._tunable.name}: batch_invariant=True, but its declaration has no batch_axes; name "
-                "there the axes that grow with a batch"
+                "in them the axes that grow with a batch"
             )
-        said = bool(batch_invariant)
-        dispatcher = self._saying.get(said)
+        key = bool(batch_invariant)
+        dispatcher = self._by_batch_invariant.get(key)
         if dispatcher is None:
-            made = Dispatcher(self._tunable, of=self, batch_invariant=said)
-            dispatcher = self._saying.setdefault(said, made)
+            made = Dispatcher(self._tunable, of=self, batch_invariant=key)
+            dispatcher = self._by_batch_invariant.setdefault(key, made)
         return dispatcher
 
     def _plan(
@@ -369,7 +368,7 @@ class Dispatcher:
         return LaunchPlan(choice=choice, grid=grid, kernel=self.kernels.of(choice.config))
 
     def grid(self, device: Device, config: Config, problem: Problem) -> tuple[int, ...]:
-        """The grid that `grid_fn` gives, checked."""
+        """Return the grid that `grid_fn` gives, checked."""
         return checked_grid(self._tunable, config, device, problem)
 
     # Launching ----------------------------------------------------------------------------------------------
@@ -379,7 +378,7 @@ class Dispatcher:
     ) -> None:
         """Launch a call that has no plan in the memo, gives a config, or has tensors that require grad."""
         if batch_invariant is not None and config is None:
-            self._that_says(batch_invariant).launch(*args)
+            self._with_batch_invariant(batch_invariant).launch(*args)
             return
         here = runtime()
         device_index = check_arguments(self._tunable, args, here, config=config)
@@ -404,26 +403,26 @@ class Dispatcher:
     def _without_code(
         self, device_index: int, problem: Problem, plan: LaunchPlan, default: Config
     ) -> LaunchPlan:
-        """The plan of calls for whose layout the chosen config has neither a cubin nor a compiler.
+        """Return the plan of calls for whose layout the chosen config has neither a cubin nor a compiler.
 
-        It runs the default, which alone has a cubin for every layout. From here on keys tell layouts, so that
-        other layouts keep the config that was chosen.
+        It runs the default, which alone has a cubin for every layout. From then on keys hold layouts, so that
+        other layouts keep the chosen config.
         """
-        self._tells_layouts = True
-        found = self._uncompiled.get((device_index, problem))
-        if found is None:
+        self._keys_hold_layouts = True
+        fallback = self._uncompiled.get((device_index, problem))
+        if fallback is None:
             device = self._machines[device_index].device
             missing = f"there is no cubin of {plan.choice.config} for such arguments, and no compiler here"
             choice = replace(plan.choice, config=default, why=lambda: missing, entry=None)
-            found = LaunchPlan(
+            fallback = LaunchPlan(
                 choice=choice,
                 grid=self.grid(device, default, problem),
                 kernel=self.kernels.of(default),
             )
             self._messages.uncompiled(device.arch, problem, choice)
             with SLOW_PATH.lock:
-                _put(self._uncompiled, (device_index, problem), found)
-        return found
+                _put(self._uncompiled, (device_index, problem), fallback)
+        return fallback
 
     def prepare(self, device_index: int, args: tuple[Any, ...], here: Runtime) -> LaunchPlan:
         """Make and remember the plan of a call on a GPU; the call's tensors may be on device "meta"."""
@@ -480,7 +479,7 @@ class Dispatcher:
         followed, passed = read
         unranked = evidence()
         found_live = plan.choice.source in _FOUND_LIVE
-        if found_live and is_rank():  # it became one since the plan was made
+        if found_live and is_rank():  # the process became a rank since the plan was made
             return
         with SLOW_PATH.lock:
             pattern = self._grown(args, followed, passed, here)
@@ -502,10 +501,10 @@ class Dispatcher:
     def _grown(
         self, args: tuple[Any, ...], followed: ProblemReads, passed: ArgumentReads | None, here: Runtime
     ) -> CallPattern:
-        """The call pattern after this call. It only ever grows, so that it settles."""
+        """Return the call pattern after this call; it only grows, so that it settles."""
         kinds: tuple[Kind, ...] = tuple(_kind(arg, here.tensor_types) for arg in args)
         reads = (followed.reads or frozenset()) | (passed.reads if passed else frozenset())
-        reads |= self._reads_that_tell_expanded(args, here) | self._reads_that_tell_layouts(args, here)
+        reads |= self._reads_of_expanded(args, here) | self._reads_of_layouts(args, here)
         layout = passed.layout if passed else None
         known = self._pattern
         if known is not None:
@@ -519,8 +518,8 @@ class Dispatcher:
         several = here.device_count() > 1
         return CallPattern(kinds=kinds, reads=reads, layout=layout, several_devices=several)
 
-    def _reads_that_tell_expanded(self, args: tuple[Any, ...], here: Runtime) -> frozenset[Read]:
-        """The strides of written tensors, where nothing else keeps expanded views from being launched.
+    def _reads_of_expanded(self, args: tuple[Any, ...], here: Runtime) -> frozenset[Read]:
+        """Return the strides of written tensors, where nothing else keeps expanded views from a launch.
 
         Usually cuTile's key does, because code for arrays whose elements may share memory is loaded only for
         checked arguments (`cutile.with_hints`). But a stride of 0 along a dimension of size 1 is harmless and
@@ -536,9 +535,9 @@ class Dispatcher:
             return frozenset()
         return frozenset((place, "arrays" if kind == "list" else "stride") for place, _, kind in written)
 
-    def _reads_that_tell_layouts(self, args: tuple[Any, ...], here: Runtime) -> frozenset[Read]:
-        """Strides and alignments of all tensors, once some layout had no code for its problem's config."""
-        if not self._tells_layouts:
+    def _reads_of_layouts(self, args: tuple[Any, ...], here: Runtime) -> frozenset[Read]:
+        """Return strides and alignments of all tensors, once a layout had no code for a chosen config."""
+        if not self._keys_hold_layouts:
             return frozenset()
         kinds = [(place, _kind(arg, here.tensor_types)) for place, arg in enumerate(args)]
         reads: set[Read] = {(place, "arrays") for place, kind in kinds if kind == "list"}
@@ -563,13 +562,13 @@ class Dispatcher:
 
     @lazy
     def _binds(self) -> bool:
-        """Whether a row holds a function that makes the kernel's arguments, in place of a config."""
+        """Whether a row holds a function that makes the kernel's arguments, instead of a config."""
         return self._tunable.takes_device or len(self._tunable.kernels) > 1
 
     def _bound(
         self, device_index: int, plan: LaunchPlan, passed: ArgumentReads | None
     ) -> Callable[..., tuple[Any, ...]]:
-        """The function that makes the kernel's arguments of those of a launch."""
+        """Return the function that makes the kernel's arguments from a launch's."""
         if passed is not None:
             made: Callable[..., tuple[Any, ...]] = argument_maker(self._function.names, passed.layout)(
                 *passed.constants
@@ -579,7 +578,7 @@ class Dispatcher:
         return partial(args_fn, plan.choice.config)
 
     def _launcher(self, here: Runtime) -> Callable[..., Any]:
-        """The function that launches. One serves all GPUs, so an old one among them decides for all."""
+        """Return the function that launches; it serves all GPUs, so the oldest GPU decides."""
         dependent = self._tunable.programmatic_dependent_launch
         if not dependent:
             return cutile.launching()
@@ -588,19 +587,19 @@ class Dispatcher:
 
 
 def _kind(arg: object, tensor_types: tuple[type, ...]) -> Kind:
-    """The kind of an argument of one call."""
+    """Return the kind of an argument of a call."""
     if type(arg) in tensor_types:
         return "tensor"
     return "list" if lists_tensors(arg, tensor_types) else "plain"
 
 
 def _call(bound: Callable[..., tuple[Any, ...]], *args: Any) -> tuple[Any, ...]:
-    """What stands in the place of `args_fn` where a row holds a function of the launch arguments alone."""
+    """Replace `args_fn` where a row holds a function of the launch arguments alone."""
     return bound(*args)
 
 
 def _put(memo: dict[Any, Any], key: Any, value: Any) -> None:
-    """Add to a bounded memo; a full one first forgets its older half, so other additions stay cheap."""
+    """Add to a bounded memo; a full memo first drops its older half, so that other additions stay cheap."""
     if len(memo) >= _MOST_PLANS:
         for old in list(islice(memo, _MOST_PLANS // 2)):
             memo.pop(old, None)

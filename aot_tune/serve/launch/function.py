@@ -1,8 +1,8 @@
-"""Generate the function that launches, from one declaration and what is known of its calls. Pure.
+"""Generate the launch function of a declaration, from the pattern of its calls. Pure.
 
 Its source is written and compiled, as ``dataclasses`` and ``namedtuple`` do, because a loop over the
-arguments would take longer than a launch may. The function makes a key of exactly what is read of the
-arguments, looks the plan up once and calls ``ct.launch`` once.
+arguments would take longer than a launch may. The function makes a key of exactly the parts of the arguments
+that are read, looks the plan up once and calls ``ct.launch`` once.
 """
 
 from __future__ import annotations
@@ -20,32 +20,32 @@ from aot_tune.nvidia.cutile import UNCHECKED
 from aot_tune.serve.launch.reads import Read, What
 
 Kind = Literal["tensor", "mixed", "plain", "list"]
-"""Whether an argument was a tensor in all calls, in some, or in none; or, in any call, a list of tensors."""
+"""Kind of an argument: a tensor in all calls, in some, or in none; or, in any call, a list of tensors."""
 
 
 def arrays_of(value: Any) -> tuple[Any, ...] | None:
-    """Types, shapes, dtypes and strides of the tensors of a list; None for anything else."""
+    """Return types, shapes, dtypes and strides of the tensors of a list; None for other values."""
     if type(value) is not list and type(value) is not tuple:
         return None
-    return tuple([(type(one), one.shape, one.dtype, one.stride()) for one in value])
+    return tuple([(type(tensor), tensor.shape, tensor.dtype, tensor.stride()) for tensor in value])
 
 
 def devices_of(value: Any) -> tuple[int, ...] | None:
-    """The devices of the tensors of a list; None for anything else."""
+    """Return the devices of the tensors of a list; None for other values."""
     if type(value) is not list and type(value) is not tuple:
         return None
-    return tuple([one.get_device() for one in value])
+    return tuple([tensor.get_device() for tensor in value])
 
 
 def misaligned(value: Any) -> int:
-    """How far a tensor's address is from the last multiple of 16, in bytes."""
+    """Return a tensor's address modulo 16, in bytes."""
     return int(value.data_ptr()) & 15
 
 
 def needs_grad(value: Any) -> bool:
     """Whether a tensor, or a tensor of a list, requires grad."""
     members = value if type(value) is list or type(value) is tuple else (value,)
-    return any(getattr(one, "requires_grad", False) for one in members)
+    return any(getattr(member, "requires_grad", False) for member in members)
 
 
 _READERS: dict[What, tuple[str, Callable[[Any], Any]]] = {
@@ -58,46 +58,46 @@ _READERS: dict[What, tuple[str, Callable[[Any], Any]]] = {
     "devices": ("devices_of({})", devices_of),
     "aligned": ("misaligned({})", misaligned),
 }
-"""How each part of a key is read from an argument: as source text and as a function."""
+"""Readers of each part of a key from an argument: source text and function."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CallPattern:
-    """What is known of a declaration's calls; its launch function is written from this."""
+    """Pattern of a declaration's calls; its launch function is written from it."""
 
     kinds: tuple[Kind, ...]
-    """The kind of each argument."""
+    """Kind of each argument."""
 
     reads: frozenset[Read]
-    """What `problem` and `args_fn` read of the arguments; the key is made of it."""
+    """Parts of the arguments that `problem` and `args_fn` read; the key is made of them."""
 
     layout: tuple[int | None, ...] | None
-    """`ArgumentReads.layout`: where each kernel argument comes from; None where `args_fn` must be called."""
+    """Origin of each kernel argument (`ArgumentReads.layout`); None where `args_fn` must be called."""
 
     several_devices: bool
     """Whether this process sees more than one GPU, so that the key distinguishes them."""
 
     def key_parts(self) -> list[Read]:
-        """The reads that a key holds after the types of all arguments, in order."""
+        """Return the reads that a key holds after the types of all arguments, in order."""
         if not self.several_devices:
             return sorted(self.reads)
-        on: set[Read] = set()
+        devices: set[Read] = set()
         for place, kind in enumerate(self.kinds):
             if kind == "list":
-                on |= {(place, "devices")}
+                devices |= {(place, "devices")}
             if kind != "plain":
-                on |= {(place, "device")}
-        return sorted(self.reads | on)
+                devices |= {(place, "device")}
+        return sorted(self.reads | devices)
 
     def is_guarded(self, place: int, what: What) -> bool:
-        """Whether a part is read only where the argument is a tensor, or is none, as it is in some calls."""
+        """Whether a part is read only where the argument is a tensor, or only where it is none."""
         return self.kinds[place] in ("mixed", "list") and what not in ("arrays", "devices")
 
     def key(self, index: int, args: Sequence[Any], tensor_types: Sequence[type]) -> tuple[Any, ...]:
-        """The key that the launch function makes of arguments, made without compiling source, which is slow.
+        """Return the launch function's key of arguments without compiling source, which is slow.
 
         Args:
-            index: The index of the GPU that holds the tensors, or that tensors on "meta" stand for.
+            index: The index of the GPU that holds the tensors, or that replaces device "meta".
             args: The launch arguments.
             tensor_types: The exact types that count as tensors.
         """
@@ -117,7 +117,7 @@ class CallPattern:
 
 @cache
 def argument_maker(names: Sequence[str], layout: Sequence[int | None]) -> Callable[..., Any]:
-    """A function from a kernel's constants to one that makes its arguments of those of a launch.
+    """Return a function from a kernel's constants to a maker of its arguments from a launch's.
 
     Args:
         names: The names of the launch arguments.
@@ -132,7 +132,7 @@ def argument_maker(names: Sequence[str], layout: Sequence[int | None]) -> Callab
 
 
 class LaunchFunction:
-    """One declaration's launch function. `rewrite` replaces its code in place, for all who hold it.
+    """Launch function of a declaration. `rewrite` replaces its code in place, for all holders.
 
     Its globals are the names that the source below uses: ``plans<generation>`` (the memo), ``slow``,
     ``missed``, ``ct_launch``, ``raw_stream``, ``current_device``, ``grad_enabled``, ``entered``, ``tensors``,
@@ -151,7 +151,7 @@ class LaunchFunction:
         parameters = inspect.signature(problem).parameters.values()
         self.names = tuple(parameter.name for parameter in parameters)
         self._check(name, tuple(parameters))
-        self._args = "".join(f"{one}, " for one in self.names)
+        self._args = "".join(f"{name}, " for name in self.names)
         self.globals: dict[str, Any] = {
             "__name__": __name__,
             "slow": slow,
@@ -164,7 +164,7 @@ class LaunchFunction:
         }
         self._generation = 0
         defaults = tuple(p.default for p in parameters if p.default is not p.empty)
-        # They are not keyword-only: CPython calls functions with keyword-only parameters on a slower path.
+        # Not keyword-only: CPython calls functions with keyword-only parameters on a slower path.
         self.call = FunctionType(self._code([]), self.globals, "launch", (*defaults, None, None))
         self.call.__qualname__ = f"{name}.launch"
 
@@ -205,7 +205,7 @@ class LaunchFunction:
         firing = _ON_ITS_DEVICE if pattern.several_devices else _ON_THE_ONLY_DEVICE
         return [
             "try:",
-            # One test for both: they are the same object only where neither is given, as None.
+            # One test for both: they are the same object only where both are None.
             f" if config is batch_invariant{unrecorded}:",
             f"  {', '.join(('grid', 'kernel', *constants))} = plans{self._generation}[{self._key(pattern)}]",
             *firing.format(first=first, passed=passed).splitlines(),
@@ -248,7 +248,7 @@ class LaunchFunction:
 _REQUIRES_GRAD = {
     "tensor": "{}.requires_grad", "mixed": "getattr({}, 'requires_grad', False)", "list": "needs_grad({})",
 }  # fmt: skip
-"""How it is asked whether an argument requires grad, by its kind."""
+"""Source of the requires-grad test, by kind of argument."""
 
 _ON_THE_ONLY_DEVICE = """\
   return ct_launch(raw_stream(0), grid, kernel, {passed})
@@ -262,13 +262,17 @@ _ON_ITS_DEVICE = """\
   with entered(index):
    return ct_launch(stream, grid, kernel, {passed})
 """
-"""cuTile asks the driver for the stream's context. Every default stream has the handle 0, which means that of
-the current device, so the current device must be the one that holds the tensors."""
+"""Source of a launch where the process has several GPUs.
+
+cuTile asks the driver for the stream's context. Every default stream has the handle 0, which means the
+default stream of the current device, so the device of the tensors must be the current one."""
 
 MISSED = (KeyError, AttributeError, TypeError, ValueError, CompilerMissingError)
-"""Errors after which the slow path is taken, since nothing was launched: there is no plan; an argument is of
-another kind than before or has no hash; cuTile refuses the arguments; they must be checked before code for
-them is loaded (`aot_tune.nvidia.cutile.with_hints`); there is neither cubin nor compiler."""
+"""Errors after which the slow path is taken, since nothing was launched.
+
+The call has no plan; an argument is of another kind than before or has no hash; cuTile refuses the arguments;
+they must be checked before code for them is loaded (`aot_tune.nvidia.cutile.with_hints`); or there is neither
+cubin nor compiler."""
 
 _RESERVED = frozenset(
     {"config", "batch_invariant", "slow", "missed", "ct_launch", "raw_stream", "current_device",
@@ -276,4 +280,4 @@ _RESERVED = frozenset(
      "grid", "kernel", "index", "stream", "chosen", "getattr", "type"}
     | {f"c{i}" for i in range(64)}
 )  # fmt: skip
-"""Names that the generated source uses itself, so that no launch argument may have them."""
+"""Names that the generated source uses; no launch argument may have them."""

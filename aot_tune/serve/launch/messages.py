@@ -1,4 +1,4 @@
-"""Print each choice where that is asked for; warn once of each miss and each stale table. Chooses nothing."""
+"""Print choices on request; warn once of each miss and each stale table. Chooses nothing."""
 
 from __future__ import annotations
 
@@ -20,15 +20,14 @@ from aot_tune.values.problem import Problem
 from aot_tune.warn import warn
 
 _MOST_WARNINGS = 32
-"""The most misses of a declaration that are named in warnings; the rest share one more warning."""
+"""Most misses of a declaration that warnings name; all further misses share one warning."""
 
-
-_TOLD_CARDS: set[tuple[str, str]] = set()
-"""The pairs of a table's card and the one here that this process has warned of, for all declarations."""
+_WARNED_MODELS: set[tuple[str, str]] = set()
+"""Pairs of a table's GPU model and this machine's that this process has warned of, for all declarations."""
 
 
 class Messages:
-    """The messages about one declaration, each of which is given once."""
+    """Messages about a declaration, each given once."""
 
     def __init__(self, tunable: Declaration) -> None:
         self._tunable = tunable
@@ -38,7 +37,7 @@ class Messages:
         self._uncompiled = False
 
     def source(self, device: Device, index: Index, cubins: Cubins) -> None:
-        """Warn once of tables tuned for other source, for another compiler's code, or on another card.
+        """Warn once of tables tuned for other source, another compiler's code, or another GPU model.
 
         This is not done at import, because hashing takes milliseconds.
         """
@@ -47,8 +46,8 @@ class Messages:
             return
         self._checked.add(arch)
         for made, message in card_messages(index, device.name):
-            if (made, device.name) not in _TOLD_CARDS:
-                _TOLD_CARDS.add((made, device.name))
+            if (made, device.name) not in _WARNED_MODELS:
+                _WARNED_MODELS.add((made, device.name))
                 warn(message, TableWarning)
         now = cubins.source_hash(arch)
         if now is None:
@@ -66,7 +65,7 @@ class Messages:
         note({"kernel": self._tunable.name, "arch": str(arch), "problem": dict(problem)})
 
     def uncompiled(self, arch: Arch, problem: Problem, choice: Choice) -> None:
-        """Warn once that the default runs for want of code; print it where AOT_TUNE_LOG asks for that."""
+        """Warn once that the default runs because the choice has no code; print it for AOT_TUNE_LOG."""
         self._print(arch, problem, choice)
         if not self._uncompiled:
             self._uncompiled = True
@@ -79,11 +78,11 @@ class Messages:
 
     def _print(self, arch: Arch, problem: Problem, choice: Choice) -> None:
         if environment.logs_choices():
-            what = f"{self._tunable.name} {problem} on {arch}"
-            _write(f"aot_tune: {what}: {choice.config} ({choice.source}: {choice.reason})\n")
+            subject = f"{self._tunable.name} {problem} on {arch}"
+            _write(f"aot_tune: {subject}: {choice.config} ({choice.source}: {choice.reason})\n")
 
     def choice(self, arch: Arch, problem: Problem, choice: Choice) -> None:
-        """Print a new choice where AOT_TUNE_LOG asks for it, and warn once of a miss."""
+        """Print a new choice for AOT_TUNE_LOG, and warn once of a miss."""
         self._print(arch, problem, choice)
         if not self._passed_over and (message := passed_over_message(self._tunable, arch, problem, choice)):
             self._passed_over = True
@@ -105,7 +104,7 @@ class Messages:
 
 
 def stale_messages(tunable: Declaration, arch: Arch, index: Index, now: str) -> list[str]:
-    """One message for each table that was tuned for source with another hash than the current one, `now`."""
+    """Return a message for each table tuned for source with another hash than the current, `now`."""
     return [
         f"{shipped.path} was tuned for other source of {tunable.name} ({shipped.table.source_hash}, now "
         f"{now}); it is used because the kernel's constants still match; {_again(tunable, arch)}"
@@ -115,26 +114,26 @@ def stale_messages(tunable: Declaration, arch: Arch, index: Index, now: str) -> 
 
 
 def card_messages(index: Index, here: str) -> list[tuple[str, str]]:
-    """The cards other than the one here that tables were measured on, each with a sentence about it.
+    """Return the other GPU models that tables were measured on, each with a sentence.
 
     Args:
         index: The kernel's tables.
-        here: The name of the card here.
+        here: The name of this machine's GPU model.
     """
-    cards = measured_on(shipped.table for shipped in index.tables)
-    return [(made, message) for made in cards if (message := other_card(made, here))]
+    models = measured_on(shipped.table for shipped in index.tables)
+    return [(made, message) for made in models if (message := other_card(made, here))]
 
 
 def compiler_messages(tunable: Declaration, arch: Arch, index: Index, here: str | None) -> list[str]:
-    """One message for each table whose times another compiler's code took than the code that runs here.
+    """Return a message for each table that was timed with another compiler's code than this machine runs.
 
     Args:
         tunable: The kernel's declaration.
         arch: The arch of the GPU.
         index: The kernel's tables.
-        here: The version of the compiler of the code here; None where it is not known.
+        here: The version of the compiler of the running code; None where it is not known.
     """
-    found = []
+    messages = []
     for shipped in index.tables:
         made = shipped.table.built_with
         if here is None or here == made.tileiras:
@@ -143,23 +142,23 @@ def compiler_messages(tunable: Declaration, arch: Arch, index: Index, here: str 
         more = (
             "" if made.cuda_tile == release else f", and cuda-tile is {release} in place of {made.cuda_tile}"
         )
-        found.append(
+        messages.append(
             f"{shipped.path} holds the times of code that tileiras {made.tileiras} compiled, and "
             f"{tunable.name} runs code of tileiras {here} here{more}; its choices are used, and may not be "
             f"the fastest: install tileiras {made.tileiras}, or {_again(tunable, arch)}"
         )
-    return found
+    return messages
 
 
 def passed_over_message(tunable: Declaration, arch: Arch, problem: Problem, choice: Choice) -> str | None:
-    """The message where the winner of the problem's own bucket may run on no GPU of the arch; else None."""
+    """Return a message where the winner of the problem's own bucket may run on no GPU of the arch."""
     entry = choice.entry
     if entry is None or entry.bucket != problem or choice.config == entry.config:
         return None
     if entry.config not in tunable.declared_space(arch, problem):
-        return None  # `legal` may not be asked about it; the loader has said that it is left out
+        return None  # `legal` may not be called with it; the loader has warned that it is left out
     reason = tunable.refusal(entry.config, arch, problem)
-    if reason is None:  # it does not fit this GPU, or another one loads less and this is another card
+    if reason is None:  # it does not fit this GPU, or another config loads less on this GPU model
         return None
     return (
         f"{tunable.name} {problem} on {arch}: its table's winner, {entry.config}, may not run: {reason}; "
@@ -172,6 +171,6 @@ def _again(tunable: Declaration, arch: Arch) -> str:
 
 
 def _write(line: str) -> None:
-    """Write to stderr. What cannot be written is left out: stderr may be None, closed or a full disk."""
+    """Write to stderr, if possible: stderr may be None, closed or a full disk."""
     with suppress(AttributeError, OSError, ValueError):
         sys.stderr.write(line)

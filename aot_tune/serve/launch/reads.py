@@ -1,9 +1,9 @@
-"""Find out what `problem` and `args_fn` read of the launch arguments: a plan is keyed by exactly that. Pure.
+"""Record which parts of the launch arguments `problem` and `args_fn` read, the key of a plan. Pure.
 
-A declaration's functions are run on stand-ins that record what is read of them. A function that gets equal
-answers takes equal paths, so two calls that agree in everything that was ever read have the same plan. A
-stand-in cannot notice ``a is b`` between two arguments. A function that reads anything but metadata is not
-followed: each of its launches takes the slow path.
+A declaration's functions are run on probes that record each read. A function that gets equal answers takes
+equal paths, so two calls that agree in everything that was ever read have the same plan. A probe cannot
+notice ``a is b`` between two arguments. A function that reads more than metadata is not followed: each of its
+launches takes the slow path.
 """
 
 from __future__ import annotations
@@ -16,11 +16,13 @@ from aot_tune.declare.stand_in import OPERATORS, VALUE_METHODS
 from aot_tune.values.problem import Problem
 
 What = Literal["shape", "dtype", "stride", "device", "value", "arrays", "devices", "aligned"]
-"""A part of a tensor, its address modulo 16 among them; the value of a scalar; or, of a list of tensors, all
-that the first three say of each member, or the devices of its members."""
+"""Part of an argument that is read.
+
+Of a tensor: ``shape``, ``dtype``, ``stride``, ``device``, or ``aligned``, its address modulo 16. Of a scalar:
+``value``. Of a list of tensors: ``arrays``, the shapes, dtypes and strides of all members, or ``devices``."""
 
 Read = tuple[int, What]
-"""The position of an argument and what of it was read. A key always holds the type of every argument too."""
+"""Position of an argument and the part that was read. A key always holds the type of every argument too."""
 
 _FOLLOWED: dict[str, tuple[What, ...]] = {
     "shape": ("shape",), "size": ("shape",), "ndim": ("shape",), "dim": ("shape",), "numel": ("shape",),
@@ -29,46 +31,46 @@ _FOLLOWED: dict[str, tuple[What, ...]] = {
     "is_contiguous": ("shape", "stride"), "nbytes": ("shape", "dtype"),
     "device": ("device",), "get_device": ("device",), "is_cuda": ("device",),
 }  # fmt: skip
-"""The attributes that may be read of a tensor, and what each one's value depends on."""
+"""Attributes of a tensor that may be read, and the parts that each value depends on."""
 
 _OPERATORS = (
     *OPERATORS, *VALUE_METHODS, "complex", "str", "repr", "format", "divmod", "rdivmod", "round", "trunc",
     "floor", "ceil", "matmul", "rmatmul", "torch_function", "array",
 )  # fmt: skip
-"""The special methods by which Python uses a value other than by reading an attribute."""
+"""Special methods by which Python uses a value other than by reading an attribute."""
 
 
 class _UnfollowedError(Exception):
-    """A stand-in was asked for something that it cannot answer."""
+    """A probe cannot answer a read."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProblemReads:
-    """A problem, and what `problem` read of the arguments to state it."""
+    """Problem, and the parts of the arguments that `problem` read to state it."""
 
     problem: Problem
-    """The problem that the arguments pose."""
+    """Problem that the arguments pose."""
 
     reads: frozenset[Read] | None
-    """What was read; None where the function could not be followed."""
+    """Parts that were read; None where the function could not be followed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArgumentReads:
-    """How kernel arguments are made of launch arguments and constants, and what `args_fn` read for them."""
+    """Origin of kernel arguments in launch arguments and constants, and the parts that `args_fn` read."""
 
     layout: tuple[int | None, ...]
-    """For each kernel argument, the position of the launch argument passed there; None for a constant."""
+    """Position of the launch argument passed as each kernel argument; None for a constant."""
 
     constants: tuple[Any, ...]
-    """The constants, in the order of their places."""
+    """Constants, in the order of their places."""
 
     reads: frozenset[Read]
-    """What was read of the launch arguments to make the constants."""
+    """Parts of the launch arguments that were read to make the constants."""
 
 
 class _Log:
-    """What was read of the stand-ins in one run."""
+    """Reads of the probes in a run."""
 
     def __init__(self) -> None:
         self.reads: set[Read] = set()
@@ -77,7 +79,7 @@ class _Log:
 
 
 class _TensorStandIn:
-    """Answers with a tensor's metadata and records what was read."""
+    """Answers with a tensor's metadata and records each read."""
 
     __slots__ = ("_stand_in",)
 
@@ -102,7 +104,7 @@ class _TensorStandIn:
 
 
 class _ListStandIn:
-    """Stands for a list of tensors. Whatever is asked of it, all shapes, dtypes and strides count as read."""
+    """Replaces a list of tensors. On any use, all shapes, dtypes and strides count as read."""
 
     __slots__ = ("_stand_in",)
 
@@ -134,7 +136,7 @@ class _ListStandIn:
 
 
 class _MemberLog:
-    """The log of a list's members, as far as they differ from tensors of their own."""
+    """Log of a list's members, which differ from tensors that are arguments themselves."""
 
     _of: tuple[int, _Log]
 
@@ -149,12 +151,12 @@ class _MemberLog:
         position, log = self._of
         log.reads.update((position, "devices" if what == "device" else "arrays") for _, what in reads)
 
-    def __setattr__(self, name: str, value: object) -> None:  # that it is lost
+    def __setattr__(self, name: str, value: object) -> None:  # `lost`
         setattr(self._of[1], name, value)
 
 
 class _PlainStandIn:
-    """Stands for a scalar that is only passed on: every use of its value is refused and recorded."""
+    """Replaces a scalar that is only passed on: every use of its value is refused and recorded."""
 
     __slots__ = ("_stand_in",)
 
@@ -190,20 +192,20 @@ def lists_tensors(arg: object, tensor_types: tuple[type, ...]) -> bool:
     """Whether a launch argument is a list or tuple of tensors."""
     if not isinstance(arg, list | tuple) or type(arg) not in (list, tuple):
         return False
-    return bool(arg) and all(type(one) in tensor_types for one in arg)
+    return bool(arg) and all(type(member) in tensor_types for member in arg)
 
 
 def follow_problem(
     problem: Callable[..., Any], args: Sequence[Any], tensor_types: tuple[type, ...]
 ) -> ProblemReads:
-    """State the problem of launch arguments and find what was read for it.
+    """State the problem of launch arguments and record the reads for it.
 
     Raises:
         Exception: Whatever `problem` raises on the arguments themselves.
     """
     real = Problem(problem(*args))
     by_value: set[int] = set()
-    # Each round but the last finds at least one more argument that is used by its value.
+    # Each round except the last finds at least one more argument that is used by its value.
     for _ in range(len(args) + 1):
         log = _Log()
         stand_ins = _stand_ins(args, tensor_types, by_value, log)
@@ -235,17 +237,17 @@ def follow_args(
     tensor_types: tuple[type, ...],
     keyed: frozenset[Read] | None = None,
 ) -> tuple[tuple[Any, ...], ArgumentReads | None]:
-    """The kernel's arguments, and how to make them without calling `args_fn`; None where that is not known.
+    """Return the kernel's arguments, and a way to make them without `args_fn`; None where not known.
 
-    The second is None where `args_fn` uses the value of a scalar, because positions and seeds would fill the
-    memo. A scalar whose value `problem` used as well is no obstacle: its value is in the plan's key anyway.
+    The way is None where `args_fn` uses the value of a scalar, because positions and seeds would fill the
+    memo. A scalar whose value `problem` uses too is no obstacle: its value is in the plan's key.
 
     Args:
         args_fn: The declaration's `args_fn`.
         config: The config of the plan.
         args: The launch arguments.
         tensor_types: The exact types that count as tensors.
-        keyed: What `problem` read of the arguments; None where it could not be followed.
+        keyed: The reads of `problem`; None where it could not be followed.
     """
     real = tuple(args_fn(config, *args))
     log = _Log()

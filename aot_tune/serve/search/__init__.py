@@ -1,1 +1,1 @@
-"""A miss: the live search, in this process or in a child, and the cache that remembers it."""
+"""Search on a miss, in this process or in a child, and cache the winner."""

@@ -1,8 +1,8 @@
-"""The user's cache: the winners of live searches, one file each. A look-up writes nothing, makes no folder.
+"""User's cache: the winners of live searches, one file each. A look-up writes nothing and makes no folder.
 
 A winner's file is ``<folder>/v1/<arch>/<kernel>/<digest>.json``. The schema is in the path, so that each
-release finds only files of its own; a file of a later release that lies there all the same is left as it is.
-A file is data: no name, import or pickle in it is ever followed. Each folder of its path is checked.
+release finds only files of its own; a misplaced file of a later release is not changed. A file is data: no
+name, import or pickle in it is ever followed. Each folder of its path is checked.
 """
 
 from __future__ import annotations
@@ -35,46 +35,46 @@ if TYPE_CHECKING:
     from aot_tune.declare.declaration import Declaration
 
 SCHEMA = 1
-"""The version of the file format that this release reads and writes."""
+"""Version of the file format that this release reads and writes."""
 
 LockState = Literal["held", "busy", "none"]
-"""This process holds the lock; another held it for longer than the wait; there is no lock to be had."""
+"""State of a lock: this process holds it; another held it longer than the wait; it cannot be acquired."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Key:
-    """Everything that a remembered winner depends on."""
+    """Everything that a cached winner depends on."""
 
     kernel: str
-    """The declaration's name."""
+    """Name of the declaration."""
 
     arch: str
-    """The GPU's architecture."""
+    """Architecture of the GPU."""
 
     device_name: str
-    """The GPU's product name: an H100 and an H200 are both sm90."""
+    """Product name of the GPU: an H100 and an H200 are both sm90."""
 
     distribution: str
-    """The name and version of the distribution that ships the kernel."""
+    """Name and version of the distribution that ships the kernel."""
 
     source_hash: str
-    """The hash of the kernel's source."""
+    """Hash of the kernel's source."""
 
     cuda_tile: str
-    """The version of cuda-tile."""
+    """Version of cuda-tile."""
 
     bucket: tuple[tuple[str, int | str | bool], ...]
-    """The problem's bucket."""
+    """Bucket of the problem."""
 
     @property
     def document(self) -> dict[str, object]:
-        """The key as the file holds it."""
+        """Key as the file holds it."""
         # `asdict` copies deeply, which would take half of the time of a look-up.
         return {field.name: getattr(self, field.name) for field in _FIELDS} | {"bucket": dict(self.bucket)}
 
     @property
     def place(self) -> str:
-        """The file's path inside the cache's folder."""
+        """Path of the file inside the cache's folder."""
         text = _sorted_text(self.document)
         return f"v{SCHEMA}/{self.arch}/{self.kernel}/{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
 
@@ -84,10 +84,12 @@ _sorted_text = json.JSONEncoder(sort_keys=True).encode  # `json.dumps` makes an 
 
 
 class Places:
-    """`Key.place` for keys that differ only in their buckets, in a third of the time: each new shape asks.
+    """Computes `Key.place` for keys that differ only in their buckets, in a third of the time.
+
+    Each new shape needs a place.
 
     Args:
-        common: Any one of these keys.
+        common: Any of these keys.
     """
 
     def __init__(self, common: Key) -> None:
@@ -97,7 +99,7 @@ class Places:
         self.folder = common.place.rpartition("/")[0]
 
     def of(self, bucket: Mapping[str, int | str | bool]) -> str:
-        """The place of a bucket's file."""
+        """Return the place of a bucket's file."""
         digest = self._begun.copy()
         values = (
             f"{_sorted_text(name)}: {value if type(value) is int else _sorted_text(value)}"
@@ -108,14 +110,14 @@ class Places:
 
 
 def folder_here() -> Path | None:
-    """AOT_TUNE_CACHE_DIR, else the user's cache folder; None where there is neither (no HOME, no user)."""
+    """Return AOT_TUNE_CACHE_DIR, else the user's cache folder; None without either (no HOME, no user)."""
     named = environment.cache_folder()
     if named is None:
         import platformdirs
 
         try:
             named = Path(platformdirs.user_cache_dir("aot_tune", appauthor=False))
-        except (RuntimeError, OSError, KeyError):  # there is no HOME, and the uid has no user
+        except (RuntimeError, OSError, KeyError):  # no HOME, and the uid has no user
             return None
     return named if named.is_absolute() else None
 
@@ -125,10 +127,10 @@ _SEEN_AFTER_S = 1.0
 
 
 class UserCache:
-    """One folder of remembered winners.
+    """Folder of cached winners.
 
     Args:
-        folder: The folder; it need not exist. None for a process that has none.
+        folder: The folder; it need not exist. None for a process without a cache folder.
         tunable: The declaration whose winners are read; with it, a config of other constants is left out.
     """
 
@@ -139,7 +141,7 @@ class UserCache:
         self._listed: dict[str, tuple[float, frozenset[str]]] = {}
 
     def read(self, key: Key) -> Config | None:
-        """The remembered winner; None where there is none or where it cannot be trusted or read."""
+        """Return the cached winner; None where it is missing, not trusted or not readable."""
         if self.folder is None:
             return None
         path = self.folder / key.place
@@ -152,18 +154,18 @@ class UserCache:
         except NewerSchemaError as error:
             _warn_once(
                 (self.folder, "newer"),
-                f"{path}: {error}; such winners are left out, and left as they are",
+                f"{path}: {error}; such winners are left out, and their files are not changed",
             )
             return None
         except Exception as error:  # whatever a file holds, serving goes on
             reason = shortened(error_in_words(error), 400)
-            message = f"{path}: {reason}; this remembered winner is left out: remove the file"
+            message = f"{path}: {reason}; this cached winner is left out: remove the file"
             _warn_once(message, message)
             return None
         return config
 
     def _check(self, config: Config, key: Key) -> None:
-        """Refuse a config of other constants: the declaration's functions may not be asked about it."""
+        """Refuse a config of other constants: the declaration's functions may not be called with it."""
         if self._tunable is None:
             return
         if missing := self._tunable.kernel_missing(config):
@@ -174,10 +176,10 @@ class UserCache:
             raise TableError(f"expected {' '.join(wanted) or 'none'}, got {names}", "config.constants")
 
     def places(self, folder: str) -> frozenset[str]:
-        """The places of the files in one of the cache's folders, as listed about a second ago at most.
+        """Return the places of the files in a folder of the cache, listed about a second ago at most.
 
-        Asking the file system for each new shape takes 10 times as long as asking this listing. Most folders
-        do not exist, and then the answer is immediate.
+        A query of the file system for each new shape takes 10 times as long as a look-up in this listing.
+        Most folders do not exist; then the listing is immediate.
         """
         now, known = time.monotonic(), self._listed.get(folder)
         if known is None or now > known[0]:
@@ -185,17 +187,17 @@ class UserCache:
             if self.folder is not None:
                 with contextlib.suppress(OSError):  # most often the folder does not exist
                     names = os.listdir(os.path.join(self.folder, folder))
-            # A folder that takes long to list is listed more seldom.
+            # A folder that takes long to list is listed less often.
             until = now + max(_SEEN_AFTER_S, 100 * (time.monotonic() - now))
             known = self._listed[folder] = until, frozenset(f"{folder}/{name}" for name in names)
         return known[1]
 
     def write(self, key: Key, config: Config, mean_us: float) -> None:
-        """Remember a winner for later processes; warn where that cannot be done."""
+        """Cache a winner for later processes; warn where this is not possible."""
         if self.folder is None:
             _warn_once(
                 "no folder",
-                "there is no folder for the cache; what a live search finds is kept for this process only: "
+                "there is no folder for the cache; winners of live searches are kept for this process only: "
                 f"name a folder in {environment.CACHE_DIR}, as an absolute path",
             )
             return
@@ -214,16 +216,16 @@ class UserCache:
         except (AotTuneError, OSError, ValueError) as error:
             _warn_once(
                 (self.folder, "written"),
-                f"the cache folder {self.folder} cannot be written ({error}); what a live search finds is "
+                f"the cache folder {self.folder} cannot be written ({error}); winners of live searches are "
                 f"kept for this process only: name a folder you can write in {environment.CACHE_DIR}",
             )
             return
         if self._unlocked is not None:
             _warn_once(
                 (self.folder, "locked"),
-                f"there are no locks in the cache folder {self.folder} ({self._unlocked}); what a live "
-                "search finds is written there, but several processes may search for the same: name a folder "
-                f"of a local disk in {environment.CACHE_DIR}",
+                f"the cache folder {self.folder} supports no locks ({self._unlocked}); winners of live "
+                "searches are written, but several processes may search for the same problem: name a folder "
+                f"on a local disk in {environment.CACHE_DIR}",
             )
 
     @contextlib.contextmanager
@@ -241,7 +243,7 @@ class UserCache:
                 if self._trusted(key):
                     lock, state = _acquired((self.folder / key.place).with_suffix(".lock"), timeout_s)
         except (OSError, ValueError, NotImplementedError) as error:
-            self._unlocked = error  # said by `write`, which knows whether the winner is written all the same
+            self._unlocked = error  # `write` reports it, if the winner can be written
         try:
             yield state
         finally:
@@ -249,21 +251,21 @@ class UserCache:
                 lock.release()
 
     def _make(self, key: Key) -> None:
-        """Make the folders of a key's file, and those above the cache, for this user alone."""
+        """Make the folders of a key's file and above the cache, for this user alone."""
         assert self.folder is not None
         folder = (self.folder / key.place).parent
-        for place in reversed([one for one in (folder, *folder.parents) if not os.path.lexists(one)]):
+        for place in reversed([path for path in (folder, *folder.parents) if not os.path.lexists(path)]):
             with contextlib.suppress(FileExistsError):  # another process made it first
                 os.mkdir(place, 0o700)
-                os.chmod(place, 0o700)  # mkdir leaves out what the process's umask forbids
+                os.chmod(place, 0o700)  # mkdir removes the bits of the process's umask
 
     def refusal(self, key: Key | None = None) -> str | None:
-        """Why the folder is left out; None where only this user may write to it, or where it does not exist.
+        """Return why the folder is left out; None where only this user may write to it, or it does not exist.
 
-        A file that others put there would decide which config runs.
+        A file of another user would decide which config runs.
 
         Args:
-            key: The key whose file is wanted: the folders down to it and the file are looked at too.
+            key: The key of the wanted file: the file and the folders down to it are checked too.
         """
         if self.folder is None:
             return None
@@ -271,17 +273,17 @@ class UserCache:
         if key is not None:
             file = self.folder / key.place
             inside = file.relative_to(self.folder).parents
-            places += [*(self.folder / one for one in reversed(inside[:-1])), file]
+            places += [*(self.folder / parent for parent in reversed(inside[:-1])), file]
         alone = False
         for place in places:
             try:
                 status = os.lstat(place)
             except OSError:
-                return None  # there is nothing that could be read
+                return None  # nothing can be read
             reason = _refusal(status, is_file=key is not None and place == places[-1], alone=alone)
             if reason:
                 return reason if place == self.folder else f"{place.relative_to(self.folder)} in it: {reason}"
-            # What lies in a folder that nobody else may enter can be changed by nobody else.
+            # Nobody else can change the content of a folder that nobody else may enter.
             alone = alone or not status.st_mode & (stat.S_IXGRP | stat.S_IXOTH)
         return None
 
@@ -299,7 +301,7 @@ class UserCache:
 
 
 def _refusal(status: os.stat_result, *, is_file: bool, alone: bool) -> str | None:
-    """Why a folder of the cache, or the file in it, is not this user's alone."""
+    """Return why a folder of the cache, or the file in it, does not belong to this user alone."""
     if stat.S_ISLNK(status.st_mode):
         return "it is a symbolic link"
     if not (stat.S_ISREG if is_file else stat.S_ISDIR)(status.st_mode):
@@ -346,21 +348,21 @@ def _check_schema(document: strict_json.Json) -> None:
 
 
 def _is_newer(path: Path) -> bool:
-    """Whether a later release wrote the file that is there: it may not be replaced."""
+    """Whether a later release wrote the existing file, which may then not be replaced."""
     try:
         _check_schema(strict_json.loads(read_bytes(path)))
     except NewerSchemaError:
         return True
-    except Exception:  # there is none, or it is none that any release could read
+    except Exception:  # it does not exist, or no release can read it
         return False
     return False
 
 
-_said: set[object] = set()
+_warned: set[object] = set()
 
 
 def _warn_once(about: object, message: str) -> None:
-    """Warn once of a file, or of a folder, whatever happens in it and to whichever kernel."""
-    if about not in _said:
-        _said.add(about)
+    """Warn once of a file or a folder, whatever the fault and the kernel."""
+    if about not in _warned:
+        _warned.add(about)
         warn(message, CacheWarning)

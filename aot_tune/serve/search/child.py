@@ -1,4 +1,4 @@
-"""Search unchecked configs in a separate process that can be killed: the parent's side."""
+"""Search unchecked configs in a separate process that can be killed: the parent's code."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
 MOST_CANDIDATES = 8
-"""The most candidates of a search that no table guides."""
+"""Most candidates of a search without a table."""
 
 _START_S = 6.0
 """Seconds to start a process that imports torch and cuda.tile and makes a CUDA context."""
@@ -32,17 +32,17 @@ _START = (
     "import sys; sys.path[:] = sys.argv[1:]; del sys.argv[1:]; "
     "from aot_tune.serve.search.child_main import main; main()"
 )
-"""The child's program. Python puts the current folder first on ``sys.path`` for ``-m`` and ``-c``, so the
-first statement replaces the path with that of this process: a file there must not pass for a module."""
+"""Program of the child. Python puts the current folder first on ``sys.path`` for ``-m`` and ``-c``, so the
+first statement replaces the path with this process's: a file in that folder must not pass for a module."""
 
 
 def few(limit_s: float) -> int:
-    """The number of candidates that fit the time limit; 0 where even starting the process takes longer."""
+    """Return the number of candidates that fit the time limit; 0 where the process's start takes longer."""
     return max(0, min(MOST_CANDIDATES, int((limit_s - _START_S) / _CANDIDATE_S)))
 
 
 def module_of(tunable: Declaration) -> str | None:
-    """The module that another process can import to find the declaration; None where there is none."""
+    """Return the module in which another process can find the declaration; None without such a module."""
     for name in dict.fromkeys([getattr(tunable.problem, "__module__", None), tunable.package]):
         module = sys.modules.get(name or "__main__")
         if name != "__main__" and any(_holds(value, tunable) for value in vars(module or object).values()):
@@ -88,14 +88,14 @@ def fastest(
 
 
 def command() -> list[str]:
-    """The command that starts the child. Where this process ignores its environment, so does the child."""
+    """Return the command that starts the child; it ignores the environment where this process does."""
     ignored = {"-I": sys.flags.isolated, "-E": sys.flags.ignore_environment, "-s": sys.flags.no_user_site}
     options = (option for option, is_set in ignored.items() if is_set)
     return [sys.executable, *options, "-c", _START, *_import_path()]
 
 
 def _import_path() -> list[str]:
-    """The folders of ``sys.path``: an empty text is the current one; Python itself skips other types."""
+    """Return the folders of ``sys.path``: an empty text is the current folder; Python skips other types."""
     path = [folder for folder in sys.path if isinstance(folder, str)]
     try:
         return [folder or os.getcwd() for folder in path]
@@ -104,7 +104,7 @@ def _import_path() -> list[str]:
 
 
 def run(command: Sequence[str], request: bytes, limit_s: float) -> bytes | None:
-    """A command's output; None where it fails, or exceeds the limit and is killed with all it started."""
+    """Return a command's output; None where it fails, or is killed with its children at the limit."""
     try:
         process = subprocess.Popen(
             command,

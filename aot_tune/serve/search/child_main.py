@@ -1,7 +1,7 @@
-"""The process that checks and times unverified configs: one JSON request on stdin, one JSON answer on stdout.
+"""Process that checks and times unverified configs: a JSON request on stdin, a JSON answer on stdout.
 
-`aot_tune.serve.search.child` starts a Python that calls `main`, and kills it when it takes too long. A fault
-or a hang stays in this process and never reaches the one that serves.
+`aot_tune.serve.search.child` starts a Python that calls `main`, and kills it at the time limit. A fault or a
+hang stays in this process and never reaches the serving process.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ from aot_tune.values.problem import Problem
 
 _PR_SET_PDEATHSIG = 1
 _LIMIT_S = 3600.0
-"""Seconds, so many that only the parent's limit counts."""
+"""Time limit in seconds, so long that only the parent's limit counts."""
 
 
 def main() -> None:
@@ -35,7 +35,7 @@ def main() -> None:
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # what imported modules print must not mix with the answer
+    os.dup2(2, 1)  # output of imported modules must not mix with the answer
     request = json.load(sys.stdin)
     tunable = load(request["module"], request["kernel"])
     configs = [Config(**config) for config in request["configs"]]
@@ -49,7 +49,7 @@ def main() -> None:
 def search(
     tunable: Declaration, problem: Problem, configs: Sequence[Config], device_index: int
 ) -> tuple[Config, float] | None:
-    """The fastest of the configs whose results are right, with its mean in microseconds."""
+    """Return the fastest of the configs with correct results, and its mean in microseconds."""
     here = runtime()
     device = here.device(device_index)
     with here.entered(device_index):
@@ -79,7 +79,7 @@ def _is_right(
     kernels: HintedKernels,
     device_index: int,
 ) -> bool:
-    """Whether one run, on outputs that held other values before, gives the reference's results."""
+    """Whether a run on poisoned outputs gives the reference's results."""
     from cuda.tile import launch
 
     here = runtime()

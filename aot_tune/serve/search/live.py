@@ -1,10 +1,10 @@
-"""The live search on a miss: whether to search, over which configs, what to remember. A rank never searches.
+"""Decide on a miss whether to search, over which configs, and what to cache. A rank never searches.
 
 The time of a search is estimated before it begins, from constants measured on an H200. A config without a
-cubin takes `_COMPILE_S`, one with a cubin `_LOAD_S`. Timing takes `_RUNS` runs, and `_MORE_RUNS` more for the
-best few. A run takes `_RUN_OVERHEAD_S` plus the time that the nearest entry's table has for the config, times
-the ratio of the sizes. Where timing all configs would take longer than `_AIM_S`, only the most promising are
-timed.
+cubin takes `_COMPILE_S`, a config with a cubin `_LOAD_S`. Timing takes `_RUNS` runs, and `_MORE_RUNS` more
+for the best few. A run takes `_RUN_OVERHEAD_S` plus the time of the config in the nearest entry's table,
+times the ratio of the sizes. Where timing all configs would take longer than `_AIM_S`, only the most
+promising are timed.
 """
 
 from __future__ import annotations
@@ -33,69 +33,69 @@ from aot_tune.values.lazy import lazy
 from aot_tune.values.problem import Problem
 
 _COMPILE_S = 0.8
-"""Seconds to compile one config; 0.72 to 0.78 were measured."""
+"""Seconds to compile a config; 0.72 to 0.78 were measured."""
 
 _LOAD_S = 0.0012
-"""Seconds to load one config's cubin."""
+"""Seconds to load a config's cubin."""
 
 _RUNS = 8
 """Runs per config: three warm-ups and the five samples after which ``exhaustive_search`` may stop."""
 
 _MORE_RUNS, _BEST, _SHORT_US = 10, 5, 100.0
-"""``exhaustive_search`` runs the `_BEST` best configs `_MORE_RUNS` times more, to know their means to 1 %.
-Means of `_SHORT_US` microseconds or more need no further runs: the noise is 1 us."""
+"""Further runs of the `_BEST` best configs in ``exhaustive_search``, for means to 1 %. Means of `_SHORT_US`
+microseconds or more need no further runs: the noise is 1 us."""
 
 _RUN_OVERHEAD_S = 0.0005
-"""Seconds that one run takes besides the kernel, to flush L2 and record events. Eight cubins took 44 ms."""
+"""Seconds of a run in addition to the kernel, to flush L2 and record events. Eight cubins took 44 ms."""
 
 _AIM_S = 0.06
 """Seconds that timing may take for a kernel under 1 ms, so that the whole miss stays below 100 ms."""
 
 _AIM_RUNS = 60
-"""The time that timing may take for a longer kernel, in runs of that kernel."""
+"""Time that timing may take for a longer kernel, in runs of that kernel."""
 
 _MOST_SEARCHES = 32
-"""The most live searches per declaration and process: a server that meets more new shapes needs a table."""
+"""Most live searches per declaration and process: a server that meets more new shapes needs a table."""
 
 _MOST_REMEMBERED = 4096
-"""The most winners and unusable files that are kept in memory."""
+"""Most winners and unusable files that are kept in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Occasion:
-    """A miss, with what a search for it needs."""
+    """Miss, with the values that a search needs."""
 
     problem: Problem
-    """The problem that is launched."""
+    """Launched problem."""
 
     args: tuple[Any, ...]
-    """The launch arguments."""
+    """Launch arguments."""
 
     device_index: int
-    """The GPU's index."""
+    """Index of the GPU."""
 
     device: Device
-    """The GPU."""
+    """GPU of the launch."""
 
     index: Index
-    """The tables of its arch."""
+    """Tables of the GPU's arch."""
 
     legality: Legality
-    """Which configs may run."""
+    """Legality of configs on the arch."""
 
     nearest: Match | None
-    """The nearest entry at any distance; the duration of a search is estimated from its times."""
+    """Nearest entry at any distance; the duration of a search is estimated from its times."""
 
     runtime: Runtime
-    """The runtime in use."""
+    """Runtime in use."""
 
 
 class _CaptureError(Exception):
-    """A capture began while the search waited for its turn."""
+    """A capture began while the search waited for the lock."""
 
 
 class LiveSearch:
-    """The live searches of one declaration and the winners that they found."""
+    """Live searches of a declaration, and their winners."""
 
     def __init__(self, tunable: Declaration, kernels: HintedKernels) -> None:
         self._tunable = tunable
@@ -107,28 +107,28 @@ class LiveSearch:
         self._of_gpu: dict[tuple[Arch, str], Places] = {}
 
     def remembered(self, arch: Arch, device_name: str, bucket: Problem) -> Config | None:
-        """The winner that this process, or one that shares the user's cache, found before."""
+        """Return the winner that an earlier search found, of this process or in the user's cache."""
         place = (arch, device_name, bucket)
         if place in (known := self._known):  # another thread may replace the dict but never empties it
             return known[place]
         places = self._places(arch, device_name)
-        there = self._cache.places(places.folder)
-        if not there or places.of(bucket) not in there:
-            # It is not kept: for millions of shapes the garbage collector would take longer than asking.
+        cached = self._cache.places(places.folder)
+        if not cached or places.of(bucket) not in cached:
+            # Not remembered: for millions of shapes the garbage collector would take longer than a look-up.
             return None
         if len(self._known) >= _MOST_REMEMBERED:
             self._forget()
-        found = self._known[place] = self._cache.read(self.key(arch, device_name, bucket))
-        return found
+        winner = self._known[place] = self._cache.read(self.key(arch, device_name, bucket))
+        return winner
 
     def _forget(self) -> None:
-        """Make room. Unusable files are forgotten first, since a winner may be in no file."""
+        """Make room. Unusable files are dropped first, since a winner may be in no file."""
         known = self._known.copy()
-        found = {place: known[place] for place in known if known[place] is not None}
-        self._known = found if len(found) <= _MOST_REMEMBERED // 2 else {}
+        winners = {place: known[place] for place in known if known[place] is not None}
+        self._known = winners if len(winners) <= _MOST_REMEMBERED // 2 else {}
 
     def winner(self, occasion: Occasion) -> Config | None:
-        """Search where that is allowed and there is time; None leaves the choice to `resolve`'s next step.
+        """Search where it is allowed and fits the time; None leaves the choice to `resolve`'s next step.
 
         It never searches during graph capture, in this thread or another. Each bucket is tried once per
         process; a search that a capture prevents does not count, so that it may be made afterwards.
@@ -161,10 +161,10 @@ class LiveSearch:
         try:
             self._tried.add(place)
             self._searches += 1
-            found = self._shared(self.key(arch, name, bucket), run, limit_s, partial(_may_run, occasion))
-            if found is not None:  # where there is none, another process may still find one
-                self._known[place] = found
-            return found
+            winner = self._shared(self.key(arch, name, bucket), run, limit_s, partial(_may_run, occasion))
+            if winner is not None:  # without a winner, another process may still find one
+                self._known[place] = winner
+            return winner
         except _CaptureError:
             self._tried.discard(place)
             self._searches -= 1
@@ -179,14 +179,14 @@ class LiveSearch:
         limit_s: float,
         may_run: Callable[[Config], bool],
     ) -> Config | None:
-        """Search, unless another process of this host does so; then wait for its winner, within the limit.
+        """Search, unless another process of this host searches; then wait for its winner, within the limit.
 
-        A winner in the cache that may not run any more, or not here, is replaced.
+        A cached winner that may not run any more, or not on this GPU, is replaced.
         """
         with self._cache.locked(key, limit_s) as state:
-            found = self._cache.read(key)
-            if state == "busy" or (found is not None and may_run(found)):
-                return found
+            cached = self._cache.read(key)
+            if state == "busy" or (cached is not None and may_run(cached)):
+                return cached
             winner = run()
             if winner is not None:
                 self._cache.write(key, *winner)
@@ -196,7 +196,7 @@ class LiveSearch:
 
     @staticmethod
     def _is_verified(index: Index) -> bool:
-        """Whether the tables hold configs that were measured on this arch, and so were checked."""
+        """Whether the tables hold configs that were measured, and so checked, on this arch."""
         return any(e.evidence == "measured" for shipped in index.tables for e in shipped.table.entries)
 
     def _in_process(self, occasion: Occasion, limit_s: float) -> Callable[[], trial.Winner | None] | None:
@@ -226,7 +226,7 @@ class LiveSearch:
         return run
 
     def _affordable(self, occasion: Occasion, nearest: Match, limit_s: float) -> list[Config]:
-        """The most promising configs of portfolio and default that there is time for, in their order."""
+        """Return the most promising configs of portfolio and default that fit the time, in their order."""
         tunable, arch = self._tunable, occasion.device.arch
         times = _times_us(tunable, occasion, nearest)
         allowed = [c for c in times if occasion.legality.refusal(c, occasion.problem) is None]
@@ -249,7 +249,7 @@ class LiveSearch:
             aim_s = max(_AIM_S, _AIM_RUNS * min(times[c] for c in (*chosen, config)) * 1e-6)
             more = compiles + (not ready)
             if timing_s + more * _COMPILE_S > limit_s or (len(chosen) >= 2 and timing_s > aim_s):
-                continue  # a cheaper one may still fit
+                continue  # a cheaper config may still fit
             compiles = more
             chosen.append(config)
         return [config for config in times if config in chosen]
@@ -278,7 +278,7 @@ class LiveSearch:
     # What is remembered -------------------------------------------------------------------------------------
 
     def key(self, arch: Arch, device_name: str, bucket: Problem) -> Key:
-        """The key under which the cache keeps a bucket's winner."""
+        """Return the key under which the cache keeps a bucket's winner."""
         return Key(
             kernel=self._tunable.name,
             arch=str(arch),
@@ -306,7 +306,7 @@ class LiveSearch:
         try:
             return f"{name} {metadata.version(name)}"
         except (metadata.PackageNotFoundError, ValueError):
-            # This is a checkout, or a declaration outside any package.
+            # A checkout, or a declaration outside any package.
             return f"{name} (not installed)"
 
     @lazy
@@ -317,7 +317,7 @@ class LiveSearch:
 
 
 def _may_run(occasion: Occasion, config: Config) -> bool:
-    """Whether a config from a file may run on an occasion."""
+    """Whether a config from a file may run for a miss."""
     try:
         return occasion.legality.refusal(config, occasion.problem) is None
     except Exception as error:  # whatever the author's `legal` raises
@@ -326,7 +326,7 @@ def _may_run(occasion: Occasion, config: Config) -> bool:
 
 
 def _times_us(tunable: Declaration, occasion: Occasion, nearest: Match) -> dict[Config, float]:
-    """The expected time of each config of the portfolio and of the default, from the nearest entry's edge."""
+    """Return the expected times of the portfolio and the default, from the nearest entry's edge."""
     entry, table = nearest.entry, nearest.shipped.table
     default = tunable.default_config(occasion.device.arch, occasion.problem)
     larger = prod(
@@ -342,7 +342,7 @@ def _times_us(tunable: Declaration, occasion: Occasion, nearest: Match) -> dict[
 
 
 def timing_estimate_s(times_us: Sequence[float]) -> float:
-    """Seconds to load and time configs, estimated as the module's docstring explains."""
+    """Estimate the seconds to load and time configs, as the module's docstring explains."""
     runs = [_RUNS] * len(times_us)
     ranked = sorted(times_us)
     runs[:_BEST] = [_RUNS + (_MORE_RUNS if us < _SHORT_US else 0) for us in ranked[:_BEST]]

@@ -1,4 +1,4 @@
-"""Time a few configs in this process, on clones of mutated arguments. Remembers nothing."""
+"""Time a few configs in this process, on clones of mutated arguments. Caches nothing."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from aot_tune.values.parts import flat
 from aot_tune.values.problem import Problem
 
 Winner = tuple[Config, float]
-"""The fastest config and its mean time in microseconds."""
+"""Fastest config, and its mean time in microseconds."""
 
 
 class _LateError(Exception):
@@ -34,7 +34,7 @@ def fastest(
     runtime: Runtime,
     limit_s: float,
 ) -> Winner | None:
-    """Run cuTile's search over configs whose results are known to be right.
+    """Run cuTile's search over configs with correct results.
 
     Args:
         tunable: The declaration.
@@ -48,7 +48,7 @@ def fastest(
         limit_s: Seconds after which no further run is started.
 
     Returns:
-        The winner; None where no config ran, memory ran out, or the time was up before all were timed.
+        The winner; None where no config ran, memory ran out, or the time ended before all were timed.
     """
     end, args_fn = time.monotonic() + limit_s, tunable.args_fn_on(device)
     late = False
@@ -78,9 +78,9 @@ def fastest(
 
 
 def cloned(tunable: Declaration, args: Sequence[Any]) -> list[Any]:
-    """The arguments, with clones of those that the kernel mutates; a tensor passed twice is cloned once."""
+    """Return the arguments with clones of mutated ones; a tensor passed twice is cloned once."""
     written = [arg for name, arg in zip(tunable.parameters, args, strict=True) if name in tunable.mutated]
-    copies = {id(one): one.clone() for one in flat(written) if hasattr(one, "clone")}
+    copies = {id(member): member.clone() for member in flat(written) if hasattr(member, "clone")}
 
     def copy(arg: Any) -> Any:
         if isinstance(arg, list | tuple):

@@ -948,7 +948,7 @@ def test_a_table_of_another_compilers_code_is_used_with_one_warning(
 def test_tables_of_another_card_are_used_with_one_warning_in_a_process(
     driver: Driver, launched: Launched, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, made: str
 ) -> None:
-    monkeypatch.setattr(messages, "_TOLD_CARDS", set())
+    monkeypatch.setattr(messages, "_WARNED_MODELS", set())
     table = scale_table()
     write(
         tmp_path,

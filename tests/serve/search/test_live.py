@@ -611,7 +611,7 @@ def test_b5_without_a_cache_the_winner_serves_this_process(
     """B5: one warning; the search is made and its result used."""
     (tmp_path / "file").write_text("")
     monkeypatch.setenv(environment.CACHE_DIR, str(tmp_path / "file" / "below"))
-    cache._said.clear()
+    cache._warned.clear()
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         tuned.launch(*tensors(4096))
@@ -628,7 +628,7 @@ def test_b8_a_search_is_made_where_no_lock_can_be_had(
     monkeypatch.setattr(
         cache, "_acquired", lambda path, timeout: (_ for _ in ()).throw(OSError("no locks here"))
     )
-    cache._said.clear()
+    cache._warned.clear()
     live = LiveSearch(tuned, dispatcher_of(tuned).kernels)
     key = live.key(SM90, "NVIDIA H200", Problem({"dtype": "bfloat16", "M": 4096, "N": 1024}))
     with pytest.warns(CacheWarning, match="no locks here"):
