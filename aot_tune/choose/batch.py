@@ -269,7 +269,7 @@ class BatchInvariant:
             return f"the declaration raises {type(error).__name__}"
 
     def _ranked(self, matches: tuple[Match, ...]) -> tuple[Ranked, ...]:
-        entries = ((match.entry, match.shipped.table) for match in matches)
+        entries = ((match.entry, match.table) for match in matches)
         return ranked(self._tunable, self._arch, entries)
 
     def _matches(self, group: Problem | None) -> tuple[Match, ...]:
@@ -305,5 +305,5 @@ class BatchInvariant:
         where = "" if group == wanted else f" of the nearest buckets, {named(group)},"
         return (
             f"one config for every {self._axes}: its worst regret over {one.sizes} sizes{untimed}{where} is "
-            f"{one.regret:.1%}, at {worst or 'none'}, in {match.shipped.path}"
+            f"{one.regret:.1%}, at {worst or 'none'}, in {match.path}"
         )

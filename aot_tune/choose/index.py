@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
@@ -15,8 +15,11 @@ from aot_tune.values.problem import Problem
 
 
 @dataclass(frozen=True, kw_only=True)
-class Shipped:
-    """A table that was read and that fits the declaration."""
+class Match:
+    """An entry and the table that holds it."""
+
+    entry: Entry
+    """The entry."""
 
     table: Table
     """The table without the entries that may not be used."""
@@ -25,28 +28,17 @@ class Shipped:
     """The file that it was read from."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Match:
-    """An entry and its table."""
-
-    entry: Entry
-    """The entry."""
-
-    shipped: Shipped
-    """The table that holds it."""
-
-
 class Index:
     """The entries of all tables of one kernel on one arch, in reading order.
 
     Args:
         axes: The kernel's axes.
         tiles: The declaration's `tiles`, or None.
-        tables: The tables in reading order; of several that have a bucket, the first counts.
+        tables: The files and their tables in reading order; of several that have a bucket, the first counts.
     """
 
-    def __init__(self, axes: Axes, tiles: Tiles | None, tables: Sequence[Shipped]) -> None:
-        self.tables = tuple(tables)
+    def __init__(self, axes: Axes, tiles: Tiles | None, tables: Mapping[Path, Table]) -> None:
+        self.tables = dict(tables)
         self._axes = axes
         self._tiles = tiles
         self._pow2 = tuple(name for name, axis in axes.items() if isinstance(axis, Pow2))
@@ -60,10 +52,10 @@ class Index:
         self._beside: dict[int, tuple[BucketRule, ...]] = {}
         self._last: tuple[Problem | None, Problem] = (None, Problem({}))
         self._last_key: tuple[Problem | None, Classes, Sizes, Sizes] = (None, frozenset(), (), ())
-        for shipped in self.tables:
-            for entry in shipped.table.entries:
+        for path, table in self.tables.items():
+            for entry in table.entries:
                 if entry.bucket not in self._own:
-                    self._add(Match(entry=entry, shipped=shipped))
+                    self._add(Match(entry=entry, table=table, path=path))
 
     def _add(self, match: Match) -> None:
         bucket = match.entry.bucket
@@ -131,7 +123,7 @@ class Index:
             others = [
                 (distance(sizes, self._sizes_of(other.entry.bucket)), place, other)
                 for place, other in enumerate(self._at_edges[classes, edges])
-                if other.shipped is match.shipped and other is not match
+                if other.path == match.path and other is not match
             ]
             beside = tuple(self.rule(other, default_at) for _, _, other in sorted(others)[:MOST_BESIDE])
             self._beside[id(match.entry)] = beside
@@ -146,7 +138,7 @@ class Index:
         """
         rule = self._rules.get(id(match.entry))
         if rule is None:
-            rule = rule_of(match.entry, match.shipped.table, self._tiles, default_at)
+            rule = rule_of(match.entry, match.table, self._tiles, default_at)
             self._rules[id(match.entry)] = rule
         return rule
 

@@ -15,7 +15,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from aot_tune.choose.index import Index, Shipped
+from aot_tune.choose.index import Index
 from aot_tune.choose.nearest import NEAR_DOUBLINGS
 from aot_tune.choose.points import BucketRule, pick, rule_of
 from aot_tune.declare.declaration import Declaration
@@ -176,8 +176,8 @@ def _exact(table: Table, entry: Entry) -> Exact:
 def _without(tunable: Declaration, table: Table, shape: Exact) -> Index:
     """The table's entries but for those with these sizes on the Exact axes."""
     kept = tuple(entry for entry in table.entries if _exact(table, entry) != shape)
-    rest = Shipped(table=dataclasses.replace(table, entries=kept), path=Path("table.json"))
-    return Index(tunable.axes, tunable.tiles, [rest])
+    rest = {Path("table.json"): dataclasses.replace(table, entries=kept)}
+    return Index(tunable.axes, tunable.tiles, rest)
 
 
 def _points(table: Table) -> Iterator[tuple[Entry, Point]]:

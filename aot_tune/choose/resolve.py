@@ -95,7 +95,7 @@ def resolve(
                 loads=_loads(legality, problem) if _is_of_another_card(found, options.card) else None,
             )
         except Exception as error:
-            legality.failed(error, problem, f"{where} {found.entry.bucket} of {found.shipped.path}")
+            legality.failed(error, problem, f"{where} {found.entry.bucket} of {found.path}")
             return None
         if chosen is None:
             return None
@@ -153,7 +153,7 @@ def resolve(
 
 def _is_of_another_card(found: Match, card: str | None) -> bool:
     """Whether an entry's times were measured on another card than this one."""
-    made = found.shipped.table.built_with.device_name
+    made = found.table.built_with.device_name
     return card is not None and card != made and found.entry.evidence == "measured"
 
 
@@ -238,4 +238,4 @@ def _unlike(one: Config, other: Config) -> tuple[bool, int, float]:
 
 
 def _table_reason(found: Match, where: str, chosen: Pick) -> str:
-    return f"{where} {named(found.entry.bucket)} of {found.shipped.path}: {chosen.reason}"
+    return f"{where} {named(found.entry.bucket)} of {found.path}: {chosen.reason}"

@@ -253,7 +253,7 @@ def _compared(
         where=where_of(choice.source),
         beside=() if own else index.beside(found, default_at),
     )
-    sm_count, tiles = found.shipped.table.built_with.sm_count, tunable.tiles
+    sm_count, tiles = found.table.built_with.sm_count, tunable.tiles
     return ranking.basis, tuple(
         Compared(
             config=config,
@@ -268,9 +268,7 @@ def _compared(
 
 def _at_edge(index: Index, choice: Choice, default: Config) -> tuple[AtEdge, ...]:
     entry = choice.entry
-    table = next(
-        (one.table for one in index.tables if entry is not None and entry in one.table.entries), None
-    )
+    table = next((one for one in index.tables.values() if entry is not None and entry in one.entries), None)
     if entry is None or table is None or not entry.points or not entry.points[-1].states:
         return ()
     point = entry.points[-1]

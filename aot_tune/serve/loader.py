@@ -13,7 +13,7 @@ from functools import lru_cache
 from pathlib import Path
 
 from aot_tune import environment
-from aot_tune.choose.index import Index, Shipped
+from aot_tune.choose.index import Index
 from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import AotTuneError, TableWarning
 from aot_tune.nvidia.nvml import Gpu, known_gpus
@@ -51,7 +51,8 @@ def folders(tunable: Declaration) -> list[tuple[Path, bool]]:
 
 def load(tunable: Declaration, arch: Arch) -> Index:
     """Read the tables of a declaration for an arch."""
-    tables, mistakes = [], []
+    tables: dict[Path, Table] = {}
+    mistakes = []
     for folder, named in folders(tunable):
         path = table_path(folder, arch, tunable.name)
         if not _is_there(path, folder):
@@ -70,7 +71,7 @@ def load(tunable: Declaration, arch: Arch) -> Index:
             _warn(f"{path}: {reason}; {tunable.name} is served without it on {arch}: {step}")
             continue
         table = _declared_only(path, table if named else _measured_only(path, table), tunable)
-        tables.append(Shipped(table=table, path=path))
+        tables[path] = table
     if mistakes:
         more = f" (and {counted(len(mistakes) - 1, 'folder')} more)" if len(mistakes) > 1 else ""
         _warn_once(shortened(mistakes[0], _LONGEST) + more)

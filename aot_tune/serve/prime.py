@@ -139,7 +139,7 @@ class _Part:
     def plan_buckets(self) -> None:
         """Note the kernels of every size in the declared buckets, for the portfolio and the default."""
         arch = self._machine.device.arch
-        tabled = [c for shipped in self._machine.index.tables for c in shipped.table.portfolio]
+        tabled = [c for table in self._machine.index.tables.values() for c in table.portfolio]
         for bucket in self.tunable.buckets:
             for problem in representatives(self.tunable, bucket):
                 args_by_seed = posed(partial(_arguments, self.tunable, problem, "meta"))

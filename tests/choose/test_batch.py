@@ -17,7 +17,7 @@ from aot_tune.choose.batch import (
     without_batch,
 )
 from aot_tune.choose.choice import Choice, Options
-from aot_tune.choose.index import Index, Shipped
+from aot_tune.choose.index import Index
 from aot_tune.choose.legality import Legality
 from aot_tune.choose.resolve import Live, resolve
 from aot_tune.environment import OnMiss
@@ -48,7 +48,9 @@ def at(rows: int, cols: int = 1024, dtype: str = "bfloat16") -> Problem:
 
 
 def chooser(*tables: Table, tunable: Tunable = batched) -> Any:
-    index = Index(tunable.axes, tunable.tiles, [Shipped(table=t, path=Path("t.json")) for t in tables])
+    index = Index(
+        tunable.axes, tunable.tiles, {Path(f"t{place}.json"): table for place, table in enumerate(tables)}
+    )
     legality = Legality(tunable, SM90)
     every = BatchInvariant(index, legality)
 

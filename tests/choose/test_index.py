@@ -10,7 +10,7 @@ from pathlib import Path
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from aot_tune.choose.index import Index, Shipped
+from aot_tune.choose.index import Index
 from aot_tune.choose.nearest import Places, nearest
 from aot_tune.tables.reader import MOST_ENTRIES
 from aot_tune.tables.table import Table
@@ -33,7 +33,7 @@ def table_of(buckets: list[Problem]) -> Table:
 
 
 def index_of(*tables: Table) -> Index:
-    shipped = [Shipped(table=table, path=Path(f"table{place}.json")) for place, table in enumerate(tables)]
+    shipped = {Path(f"table{place}.json"): table for place, table in enumerate(tables)}
     return Index(tables[0].axes, None, shipped)
 
 
@@ -65,11 +65,11 @@ def test_the_first_table_that_has_a_bucket_tells_its_config() -> None:
     first = dataclasses.replace(table, entries=(entry(bucket, DEFAULT, table.portfolio),))
     found = index_of(first, table).own(bucket)
     assert found is not None
-    assert found.shipped.table is first
+    assert found.table is first
 
 
 def test_the_rule_of_an_entry_is_made_once() -> None:
-    index = Index(scale.axes, scale.tiles, [Shipped(table=scale_table(), path=Path("t.json"))])
+    index = Index(scale.axes, scale.tiles, {Path("t.json"): scale_table()})
     found = index.own(Problem({"dtype": "bfloat16", "M": 40, "N": 1024}))
     assert found is not None
     assert index.rule(found, lambda problem: DEFAULT) is index.rule(found, lambda problem: DEFAULT)
@@ -83,11 +83,11 @@ def test_buckets_beside_another_are_of_its_table_and_edges_the_nearest_first() -
     other = dataclasses.replace(
         table, entries=(entry(buckets[0].replaced(N=1100), DEFAULT, table.portfolio),)
     )
-    tables = [
-        Shipped(table=one, path=Path("t.json"))
-        for one in (dataclasses.replace(table, entries=entries), other)
-    ]
-    index = Index(scale.axes, scale.tiles, tables)
+    index = Index(
+        scale.axes,
+        scale.tiles,
+        {Path("t.json"): dataclasses.replace(table, entries=entries), Path("other.json"): other},
+    )
     asked = Problem({"dtype": "bfloat16", "M": 60, "N": 1030})
     first = index.nearest(asked, 1.0)
     assert first is not None

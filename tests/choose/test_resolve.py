@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from aot_tune.choose.choice import Choice, Options, miss_message, tune_command
-from aot_tune.choose.index import Index, Match, Shipped
+from aot_tune.choose.index import Index, Match
 from aot_tune.choose.legality import Legality
 from aot_tune.choose.resolve import Live, resolve
 from aot_tune.declare.declaration import Work
@@ -40,7 +40,9 @@ def at(rows: int, cols: int = 1024, dtype: str = "bfloat16") -> Problem:
 
 
 def choose(problem: Problem, *tables: Table, tunable: Tunable = scale, **options: Any) -> Choice:
-    index = Index(tunable.axes, tunable.tiles, [Shipped(table=t, path=Path("t.json")) for t in tables])
+    index = Index(
+        tunable.axes, tunable.tiles, {Path(f"t{place}.json"): table for place, table in enumerate(tables)}
+    )
     live = Live(**{name: options.pop(name) for name in ("remembered", "search") if name in options})
     return resolve(problem, index, Legality(tunable, SM90), Options(**options), live=live)
 
@@ -297,7 +299,7 @@ def test_b3_a_function_that_raises_for_a_tables_config_is_a_fallback(function: s
     object.__setattr__(
         broken, function, lambda config, *rest: real(config, *rest) if config == DEFAULT else _raising()
     )
-    index = Index(broken.axes, broken.tiles, [Shipped(table=TABLE, path=Path("t.json"))])
+    index = Index(broken.axes, broken.tiles, {Path("t.json"): TABLE})
     legality = Legality(broken, SM90)
     with pytest.warns(TableWarning, match=r"declaration raises ZeroDivisionError: by the author") as seen:
         chosen = {rows: resolve(at(rows), index, legality) for rows in (41, 64, 100, 4096)}

@@ -18,7 +18,7 @@ from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
 
-from aot_tune.choose.index import Index, Shipped
+from aot_tune.choose.index import Index
 from aot_tune.choose.legality import Legality
 from aot_tune.choose.resolve import resolve
 from aot_tune.cubins.archive import HEADER, MAGIC, SCHEMA, Archive
@@ -178,7 +178,7 @@ def _chosen(kernel: _Kernel, table: Table) -> Iterator[str]:
     tunable = kernel.tunable
     # As `loader.load` does it, which looks for a foreign config in each space anew.
     table = without(table, set(table.portfolio) - kernel.declared)
-    index = Index(tunable.axes, tunable.tiles, [Shipped(table=table, path=Path("table.json"))])
+    index = Index(tunable.axes, tunable.tiles, {Path("table.json"): table})
     for problem in kernel.problems:
         choice = resolve(problem, index, kernel.legality)
         assert kernel.legality.refusal(choice.config, problem) is None, f"{choice.config} may not run"

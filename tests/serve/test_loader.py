@@ -79,7 +79,7 @@ def test_b1_b2_a_faulty_table_is_a_miss_with_one_warning_and_the_rest_is_used(
     assert time.process_time() - started < 5  # CPU time; an endless file takes for ever
     assert len(seen) == 1
     assert str(bad / "sm90" / "scale.json") in str(seen[0].message)
-    assert [shipped.path.parent.parent for shipped in index.tables] == [good]
+    assert [path.parent.parent for path in index.tables] == [good]
 
 
 def test_b1_a_table_that_may_not_be_read_is_a_miss_with_one_warning(
@@ -91,11 +91,11 @@ def test_b1_a_table_that_may_not_be_read_is_a_miss_with_one_warning(
     with pytest.warns(TableWarning, match=r"RuntimeError: odd") as seen:
         index = load(dataclasses.replace(scale, tables=tmp_path), SM90)
     assert str(path) in str(seen[0].message)
-    assert index.tables == ()
+    assert index.tables == {}
 
 
 def test_a_table_that_was_never_made_is_no_fault(tmp_path: Path) -> None:
-    assert load(dataclasses.replace(scale, tables=tmp_path), SM90).tables == ()
+    assert load(dataclasses.replace(scale, tables=tmp_path), SM90).tables == {}
 
 
 def _renamed_constants(table: Table) -> Table:
@@ -131,7 +131,7 @@ def test_b3_a_well_formed_table_of_something_else_is_never_used(
     write(tmp_path, scale_table())
     monkeypatch.setattr(loader, "read_table", lambda path: change(scale_table()))
     with pytest.warns(TableWarning, match=message):
-        assert load(dataclasses.replace(scale, tables=tmp_path), SM90).tables == ()
+        assert load(dataclasses.replace(scale, tables=tmp_path), SM90).tables == {}
 
 
 def test_predicted_entries_are_read_only_from_a_folder_the_user_names(
@@ -140,14 +140,14 @@ def test_predicted_entries_are_read_only_from_a_folder_the_user_names(
     write(tmp_path, with_entry(scale_table(), 1, evidence="predicted"))
     tunable = dataclasses.replace(scale, tables=tmp_path)
     with pytest.warns(TableWarning, match="1 of its entries are predicted and left out"):
-        assert len(load(tunable, SM90).tables[0].table.entries) == 2
+        assert len(next(iter(load(tunable, SM90).tables.values())).entries) == 2
     monkeypatch.setenv(environment.TABLES, str(tmp_path))
     elsewhere = dataclasses.replace(scale, tables=tmp_path / "none")
-    assert len(load(elsewhere, SM90).tables[0].table.entries) == 3
+    assert len(next(iter(load(elsewhere, SM90).tables.values())).entries) == 3
     (tmp_path / "other").mkdir()
     monkeypatch.setenv(environment.TABLES, f"{tmp_path / 'other' / '..'}")
-    (named,) = load(tunable, SM90).tables  # its own folder, read once and as a named one
-    assert len(named.table.entries) == 3
+    (named,) = load(tunable, SM90).tables.values()  # its own folder, read once and as a named one
+    assert len(named.entries) == 3
 
 
 def test_a_named_folder_that_is_not_there_is_said_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -182,7 +182,7 @@ def test_b14_a_table_that_names_a_kernel_elsewhere_is_a_miss(tmp_path: Path) -> 
     path.write_bytes(WHOLE.replace(b'"kernel": "scale"', b'"kernel": "../../scale"'))
     tunable = dataclasses.replace(scale, tables=tmp_path)
     with pytest.warns(TableWarning, match="scale.json"):
-        assert load(tunable, SM90).tables == ()
+        assert load(tunable, SM90).tables == {}
 
 
 # Configs of no search space ---------------------------------------------------------------------------------
@@ -213,7 +213,7 @@ def test_b3_constants_of_no_search_space_reach_no_function_of_a_declaration(
     with pytest.warns(TableWarning, match="in no search space of") as seen:
         index = load(dataclasses.replace(tunable, tables=tmp_path / "none"), SM90)
     assert len(seen) == 1
-    assert index.tables[0].table.portfolio == ()
+    assert next(iter(index.tables.values())).portfolio == ()
     legality = Legality(tunable, SM90)
     for entry in table.entries[:: max(len(table.entries) // 8, 1)]:
         for problem in (entry.bucket, *sizes_inside(tunable.axes, entry.bucket)):
@@ -241,7 +241,7 @@ def test_b3_the_other_configs_of_a_table_keep_their_times(tmp_path: Path) -> Non
     with pytest.warns(TableWarning, match=r"1 config in no search space of scale.*tile_m=0") as seen:
         index = load(tunable, SM90)
     assert len(seen) == 1
-    (read,) = [shipped.table for shipped in index.tables]
+    (read,) = index.tables.values()
     assert read.portfolio == (good,)
     assert [point.us for point in read.entries[1].points] == [
         point.us[1:] for point in table.entries[1].points
@@ -264,7 +264,7 @@ def test_a_table_of_shapes_that_are_not_declared_keeps_their_configs(tmp_path: P
     write(tmp_path, dataclasses.replace(table, portfolio=(wide, table.portfolio[1]), entries=(own,)))
     with pytest.warns(TableWarning, match=r"1 config in no search space"):
         index = load(tunable, SM90)
-    assert index.tables[0].table.portfolio == (wide,)
+    assert next(iter(index.tables.values())).portfolio == (wide,)
     assert resolve(bucket, index, Legality(tunable, SM90)).config == wide
 
 
@@ -313,5 +313,5 @@ def test_b1_a_folder_that_cannot_be_looked_into_is_said_once(
     with warnings.catch_warnings(record=True) as seen:
         warnings.simplefilter("always")
         for name in ("scale", "another"):
-            assert load(dataclasses.replace(scale, name=name, tables=folder), SM90).tables == ()
+            assert load(dataclasses.replace(scale, name=name, tables=folder), SM90).tables == {}
     assert [said in str(one.message) for one in seen] == [True]

@@ -77,7 +77,7 @@ thread = threading.Thread(target=hold); thread.start(); held.wait()
 child = os.fork()
 if child == 0:
     index = dispatcher_of(scale).load(SM90)
-    os._exit(0 if index.tables == () else 1)
+    os._exit(0 if index.tables == {} else 1)
 more = os.waitpid(child, 0)[1]
 go.set(); thread.join()
 """

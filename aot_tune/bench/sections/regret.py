@@ -98,7 +98,7 @@ class _Kernel:
     @lazy
     def _portfolio(self) -> tuple[Config, ...]:
         tables = loader.load(self.declared.tunable, self.gpu.arch).tables
-        return tuple(dict.fromkeys(config for loaded in tables for config in loaded.table.portfolio))
+        return tuple(dict.fromkeys(config for table in tables.values() for config in table.portfolio))
 
     @lazy
     def _legality(self) -> Legality:

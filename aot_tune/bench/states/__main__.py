@@ -105,7 +105,7 @@ def worth_timing(kernel: DeviceKernel, problem: Problem) -> list[Config]:
     known = [
         dispatcher_of(tunable).choice(arch, problem, device=kernel.device).config,
         tunable.default_config(arch, problem),
-        *(config for loaded in loader.load(tunable, arch).tables for config in loaded.table.portfolio),
+        *(config for table in loader.load(tunable, arch).tables.values() for config in table.portfolio),
     ]
     legal = set(tunable.candidates(arch, problem))
     return [config for config in dict.fromkeys(known) if config in legal]

@@ -156,7 +156,7 @@ class Dispatcher:
             if arch not in self._indexes:
                 index = loader.load(self._tunable, arch)
                 # The entries of a table name no config but its portfolio's and the default.
-                portfolios = (config for shipped in index.tables for config in shipped.table.portfolio)
+                portfolios = (config for table in index.tables.values() for config in table.portfolio)
                 default = self._tunable.default_config(arch, self._tunable.typical_problems[0])
                 for config in (*portfolios, default):
                     self.kernels.of(config)

@@ -106,10 +106,10 @@ class Messages:
 def stale_messages(tunable: Declaration, arch: Arch, index: Index, now: str) -> list[str]:
     """Return a message for each table tuned for source with another hash than the current, `now`."""
     return [
-        f"{shipped.path} was tuned for other source of {tunable.name} ({shipped.table.source_hash}, now "
+        f"{path} was tuned for other source of {tunable.name} ({table.source_hash}, now "
         f"{now}); it is used because the kernel's constants still match; {_again(tunable, arch)}"
-        for shipped in index.tables
-        if shipped.table.source_hash != now
+        for path, table in index.tables.items()
+        if table.source_hash != now
     ]
 
 
@@ -120,7 +120,7 @@ def card_messages(index: Index, here: str) -> list[tuple[str, str]]:
         index: The kernel's tables.
         here: The name of this machine's GPU model.
     """
-    models = measured_on(shipped.table for shipped in index.tables)
+    models = measured_on(index.tables.values())
     return [(made, message) for made in models if (message := other_card(made, here))]
 
 
@@ -134,8 +134,8 @@ def compiler_messages(tunable: Declaration, arch: Arch, index: Index, here: str 
         here: The version of the compiler of the running code; None where it is not known.
     """
     messages = []
-    for shipped in index.tables:
-        made = shipped.table.built_with
+    for path, table in index.tables.items():
+        made = table.built_with
         if here is None or here == made.tileiras:
             continue
         release = cutile.version()
@@ -143,7 +143,7 @@ def compiler_messages(tunable: Declaration, arch: Arch, index: Index, here: str 
             "" if made.cuda_tile == release else f", and cuda-tile is {release} in place of {made.cuda_tile}"
         )
         messages.append(
-            f"{shipped.path} holds the times of code that tileiras {made.tileiras} compiled, and "
+            f"{path} holds the times of code that tileiras {made.tileiras} compiled, and "
             f"{tunable.name} runs code of tileiras {here} here{more}; its choices are used, and may not be "
             f"the fastest: install tileiras {made.tileiras}, or {_again(tunable, arch)}"
         )

@@ -197,7 +197,7 @@ class LiveSearch:
     @staticmethod
     def _is_verified(index: Index) -> bool:
         """Whether the tables hold configs that were measured, and so checked, on this arch."""
-        return any(e.evidence == "measured" for shipped in index.tables for e in shipped.table.entries)
+        return any(e.evidence == "measured" for table in index.tables.values() for e in table.entries)
 
     def _in_process(self, occasion: Occasion, limit_s: float) -> Callable[[], trial.Winner | None] | None:
         nearest = occasion.nearest
@@ -259,7 +259,7 @@ class LiveSearch:
         if few < 2:
             return None
         arch = occasion.device.arch
-        tabled = dict.fromkeys(c for shipped in occasion.index.tables for c in shipped.table.portfolio)
+        tabled = dict.fromkeys(c for table in occasion.index.tables.values() for c in table.portfolio)
         default = self._tunable.default_config(arch, occasion.problem)
         legality, problem = occasion.legality, occasion.problem
         first = [c for c in dict.fromkeys((default, *tabled)) if legality.refusal(c, problem) is None][:few]
@@ -327,7 +327,7 @@ def _may_run(occasion: Occasion, config: Config) -> bool:
 
 def _times_us(tunable: Declaration, occasion: Occasion, nearest: Match) -> dict[Config, float]:
     """Return the expected times of the portfolio and the default, from the nearest entry's edge."""
-    entry, table = nearest.entry, nearest.shipped.table
+    entry, table = nearest.entry, nearest.table
     default = tunable.default_config(occasion.device.arch, occasion.problem)
     larger = prod(
         max(occasion.problem.size(axis), 1) / max(entry.bucket.size(axis), 1) for axis in tunable.axes

@@ -136,7 +136,7 @@ def capture_elsewhere() -> dict[str, Any]:
     """A miss while another thread captures, and one after it."""
     arch, problem = here(), Problem(MISSES[0])
     args, later = made(matmul_tunable, MISSES[0]), made(matmul_tunable, MISSES[1])
-    portfolio = dispatcher_of(matmul_tunable).load(arch).tables[0].table.portfolio
+    portfolio = next(iter(dispatcher_of(matmul_tunable).load(arch).tables.values())).portfolio
     for config in (*portfolio, matmul_tunable.default_config(arch, problem)):
         if matmul_tunable.refusal(config, arch, problem) is None:
             matmul_tunable.launch(*args, config=config)  # loaded: loading is no thing to do during a capture
