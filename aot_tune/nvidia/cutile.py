@@ -37,9 +37,6 @@ TESTED_VERSIONS = ((1, 6), (1, 7))
 TUNE_SINCE = (1, 7)
 """First release whose ``exhaustive_search`` takes ``flush_l2=False``, which leaves the L2 cache alone."""
 
-DEPENDENT_SINCE = (1, 6)
-"""First release whose ``launch`` is known to take ``programmatic_dependent_launch``."""
-
 _DEPENDENT_ARCH = Arch(9, 0)
 """First arch with programmatic dependent launches."""
 
@@ -418,24 +415,18 @@ def search(
         grid_of: A function from a config to its grid.
         args_of: A function from a config to the kernel's arguments; called before every launch.
         hints_of: A function from a config to compiler hints, where `kernel` does not have them.
-        flush_l2: Whether cuTile writes to all of the L2 cache before each sample, as release 1.6 always does.
+        flush_l2: Whether cuTile writes to all of the L2 cache before each sample, as release 1.6 always does;
+            only releases since `TUNE_SINCE` take False.
 
     Returns:
         cuTile's ``TuningResult``: ``best`` and ``successes`` with the mean in microseconds, and ``failures``.
 
     Raises:
-        CutileError: `flush_l2` is False and the installed release cannot leave the cache alone.
         ValueError: No config ran.
     """
     exhaustive_search = own_search()
     options: dict[str, Any] = {} if hints_of is None else {"hints_fn": hints_of}
     if not flush_l2:
-        if release() < TUNE_SINCE:
-            since = ".".join(map(str, TUNE_SINCE))
-            raise CutileError(
-                f"cuda-tile {version()} always writes to the L2 cache before it times a launch; "
-                f"install cuda-tile {since} or later: pip install 'cuda-tile>={since}'"
-            )
         options["flush_l2"] = False
     return exhaustive_search(configs, stream, grid_of, kernel, args_of, quiet=True, **options)
 
@@ -498,8 +489,8 @@ def launcher(*, programmatic_dependent_launch: bool, arch: Arch) -> Callable[...
         arch: The arch of the GPU.
     """
     function = launching()
-    known = arch >= _DEPENDENT_ARCH and release() >= DEPENDENT_SINCE
-    if programmatic_dependent_launch and known and _takes(function, "programmatic_dependent_launch"):
+    known = arch >= _DEPENDENT_ARCH and _takes(function, "programmatic_dependent_launch")
+    if programmatic_dependent_launch and known:
         return partial(function, programmatic_dependent_launch=True)
     return function
 
@@ -517,26 +508,11 @@ def _takes(function: Callable[..., Any], keyword: str) -> bool:
 
 def hints_of(kernel: Any, arch: Arch) -> dict[str, int]:
     """Return the hints for compiling a kernel for an arch, with the decorator's."""
-    hints: dict[str, int] = {}
-    for name, value in default_hints(kernel).items():
-        number: Any = _for_target(value, arch)
-        if number is not None:
-            hints[name] = int(number)
-    return hints
+    on_arch = {name: hint_on(value, arch) for name, value in default_hints(kernel).items()}
+    return {name: int(number) for name, number in on_arch.items() if number is not None}
 
 
-def _for_target(value: object, arch: Arch) -> object:
-    """Return a hint's number on an arch: a ``ByTarget`` lists archs and may have a default."""
-    if isinstance(value, int):
-        return value
-    by_target: Mapping[str, object] = getattr(value, "_by_target", {})
-    if arch.cutile_name in by_target:
-        return by_target[arch.cutile_name]
-    default = getattr(value, "_default", None)
-    return default if isinstance(default, int) else None
-
-
-def hint_on(value: object, arch: Arch) -> object:
+def hint_on(value: Any, arch: Arch) -> Any:
     """Return a hint's value on an arch: of a ``ByTarget`` the arch's, or the default, or None."""
     by_target: Mapping[str, object] | None = getattr(value, "_by_target", None)
     if by_target is None:

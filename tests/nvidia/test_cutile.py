@@ -293,34 +293,23 @@ def test_a_search_passes_only_options_that_release_1_6_knows_unless_asked(
     assert _options_of_a_search(monkeypatch, flush_l2=False) == {"quiet": True, "flush_l2": False}
 
 
-def test_release_1_6_refuses_a_search_that_leaves_the_l2_cache_alone(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(cutile, "version", lambda: "1.6.0")
-    assert _options_of_a_search(monkeypatch) == {"quiet": True}
-    with pytest.raises(CutileError, match=r"cuda-tile 1\.6\.0 always writes .* install cuda-tile 1\.7"):
-        _options_of_a_search(monkeypatch, flush_l2=False)
-
-
 # What a declaration may ask for -----------------------------------------------------------------------------
 
 
 @pytest.mark.parametrize(
-    ("asked", "arch", "release", "passed"),
+    ("asked", "arch", "passed"),
     [
-        (True, "sm90", (1, 6), {"programmatic_dependent_launch": True}),
-        (True, "sm100", (1, 7), {"programmatic_dependent_launch": True}),
-        (False, "sm90", (1, 7), {}),
-        (True, "sm80", (1, 7), {}),
-        (True, "sm90", (1, 5), {}),
+        (True, "sm90", {"programmatic_dependent_launch": True}),
+        (True, "sm100", {"programmatic_dependent_launch": True}),
+        (False, "sm90", {}),
+        (True, "sm80", {}),
     ],
 )
-def test_a_dependent_launch_is_asked_for_where_arch_and_release_have_it(
-    monkeypatch: pytest.MonkeyPatch, asked: bool, arch: str, release: tuple[int, int], passed: dict[str, bool]
+def test_a_dependent_launch_is_asked_for_where_the_arch_has_it(
+    monkeypatch: pytest.MonkeyPatch, asked: bool, arch: str, passed: dict[str, bool]
 ) -> None:
     given: list[dict[str, bool]] = []
     monkeypatch.setattr(ct, "launch", lambda *args, **options: given.append(options))
-    monkeypatch.setattr(cutile, "release", lambda: release)
     launch = cutile.launcher(programmatic_dependent_launch=asked, arch=Arch.parse(arch))
     launch(0, (1,), "kernel", ())
     assert given == [passed]

@@ -13,7 +13,7 @@ import json
 import os
 import stat
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
@@ -76,37 +76,17 @@ class Key:
     def place(self) -> str:
         """Path of the file inside the cache's folder."""
         text = _sorted_text(self.document)
-        return f"v{SCHEMA}/{self.arch}/{self.kernel}/{hashlib.sha256(text.encode()).hexdigest()[:32]}.json"
+        digest = hashlib.sha256(text.encode()).hexdigest()[:32]
+        return f"{kernel_folder(self.arch, self.kernel)}/{digest}.json"
 
 
 _FIELDS = fields(Key)
 _sorted_text = json.JSONEncoder(sort_keys=True).encode  # `json.dumps` makes an encoder each time
 
 
-class Places:
-    """Computes `Key.place` for keys that differ only in their buckets, in a third of the time.
-
-    Each new shape needs a place.
-
-    Args:
-        common: Any of these keys.
-    """
-
-    def __init__(self, common: Key) -> None:
-        before, after = _sorted_text({**common.document, "bucket": {}}).split('"bucket": {}')
-        self._begun = hashlib.sha256((before + '"bucket": {').encode())
-        self._after = "}" + after
-        self.folder = common.place.rpartition("/")[0]
-
-    def of(self, bucket: Mapping[str, int | str | bool]) -> str:
-        """Return the place of a bucket's file."""
-        digest = self._begun.copy()
-        values = (
-            f"{_sorted_text(name)}: {value if type(value) is int else _sorted_text(value)}"
-            for name, value in sorted(bucket.items())
-        )
-        digest.update((", ".join(values) + self._after).encode())
-        return f"{self.folder}/{digest.hexdigest()[:32]}.json"
+def kernel_folder(arch: str, kernel: str) -> str:
+    """Return the folder of a kernel's winners inside the cache's folder."""
+    return f"v{SCHEMA}/{arch}/{kernel}"
 
 
 def folder_here() -> Path | None:

@@ -25,7 +25,7 @@ from aot_tune.serve.fork import ForkSafe
 from aot_tune.serve.kernels import HintedKernels
 from aot_tune.serve.runtime import Runtime
 from aot_tune.serve.search import child, trial
-from aot_tune.serve.search.cache import Key, Places, UserCache, folder_here
+from aot_tune.serve.search.cache import Key, UserCache, folder_here, kernel_folder
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
@@ -104,21 +104,20 @@ class LiveSearch:
         self._known: dict[tuple[Arch, str, Problem], Config | None] = {}
         self._tried: set[tuple[Arch, str, Problem]] = set()
         self._searches = 0
-        self._of_gpu: dict[tuple[Arch, str], Places] = {}
 
     def remembered(self, arch: Arch, device_name: str, bucket: Problem) -> Config | None:
         """Return the winner that an earlier search found, of this process or in the user's cache."""
         place = (arch, device_name, bucket)
         if place in (known := self._known):  # another thread may replace the dict but never empties it
             return known[place]
-        places = self._places(arch, device_name)
-        cached = self._cache.places(places.folder)
-        if not cached or places.of(bucket) not in cached:
+        places = self._cache.places(kernel_folder(str(arch), self._tunable.name))
+        key = self.key(arch, device_name, bucket) if places else None
+        if key is None or key.place not in places:
             # Not remembered: for millions of shapes the garbage collector would take longer than a look-up.
             return None
         if len(self._known) >= _MOST_REMEMBERED:
             self._forget()
-        winner = self._known[place] = self._cache.read(self.key(arch, device_name, bucket))
+        winner = self._known[place] = self._cache.read(key)
         return winner
 
     def _forget(self) -> None:
@@ -294,11 +293,6 @@ class LiveSearch:
         return UserCache(
             folder_here(), self._tunable
         )  # found once: it takes as long as the rest of a look-up
-
-    def _places(self, arch: Arch, device_name: str) -> Places:
-        if (arch, device_name) not in self._of_gpu:
-            self._of_gpu[arch, device_name] = Places(self.key(arch, device_name, Problem({})))
-        return self._of_gpu[arch, device_name]
 
     @lazy
     def _distribution(self) -> str:

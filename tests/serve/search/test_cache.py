@@ -14,13 +14,11 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from aot_tune import environment
 from aot_tune.errors import CacheWarning, StoreError
 from aot_tune.serve.search import cache
-from aot_tune.serve.search.cache import Key, Places, UserCache, folder_here
+from aot_tune.serve.search.cache import Key, UserCache, folder_here, kernel_folder
 from aot_tune.values.config import Config
 from tests.support.samples import DEFAULT, scale
 from tests.support.user_cache import CONFIG, KEY
@@ -60,18 +58,6 @@ def test_an_entry_is_found_by_nothing_but_its_whole_key(folder: Path, field: str
     assert UserCache(folder).read(dataclasses.replace(KEY, **{field: other})) is None
 
 
-NAMES = st.text("abcMNK_0123456789", min_size=1)
-VALUES = st.one_of(st.integers(0, 2**40), st.booleans(), st.text())
-
-
-@given(bucket=st.dictionaries(NAMES, VALUES), device=st.text())
-def test_a_place_told_from_the_bucket_alone_is_the_key_s(
-    bucket: dict[str, int | str | bool], device: str
-) -> None:
-    key = dataclasses.replace(KEY, device_name=device, bucket=tuple(sorted(bucket.items())))
-    assert Places(dataclasses.replace(KEY, device_name=device)).of(bucket) == key.place
-
-
 def test_places_are_those_of_the_releases_before() -> None:
     assert KEY.place == "v1/sm90/scale/6883f3d7f07992050a70a76fafdc8385.json"
 
@@ -79,7 +65,7 @@ def test_places_are_those_of_the_releases_before() -> None:
 def test_what_another_process_remembers_is_seen_a_second_later(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    mine, where = UserCache(folder), KEY.place.rpartition("/")[0]
+    mine, where = UserCache(folder), kernel_folder(KEY.arch, KEY.kernel)
     clock = [100.0]
     monkeypatch.setattr("aot_tune.serve.search.cache.time", SimpleNamespace(monotonic=lambda: clock[0]))
     assert mine.places(where) == frozenset()
