@@ -1,1 +1,1 @@
-"""Searches that libraries make on their first call, as data: which search it was, and what won it."""
+"""Searches of libraries, recorded once and replayed from tables."""

@@ -1,4 +1,4 @@
-"""Name the cubins that recorded tables ask for, to `aot-tune compile` and `check`. Compiles nothing."""
+"""List the cubins of recorded tables for `aot-tune compile` and `check`. Compiles nothing."""
 
 from __future__ import annotations
 
@@ -15,18 +15,18 @@ from aot_tune.values.arch import Arch
 
 
 class RecordedTables:
-    """The recorded tables in an arch's folder, as `tuner.archives.check` asks for them."""
+    """Recorded tables in an arch's folder, for `tuner.archives.check`."""
 
     def names(self, folder: Path) -> list[str]:
-        """The kernels that have a recorded table in an arch's folder, as its file's name says."""
+        """Return the kernels with a recorded table in an arch's folder, by file name."""
         return [path.stem for path in sorted(folder.glob("*.json")) if has_recorded_name(path)]
 
     def may_have(self, name: str) -> bool:
-        """Whether a name has a dot, as those of recorded kernels alone."""
+        """Return whether a name has a dot. Only names of recorded kernels have one."""
         return "." in name
 
     def read(self, folder: Path, name: str) -> TabledKernel | str:
-        """A kernel whose table is in an arch's folder; or why its cubins are not served.
+        """Return the kernel of a table in an arch's folder, or why its cubins are not served.
 
         Raises:
             TableError: As of `tabled_kernel`.
@@ -42,9 +42,9 @@ def tabled_kernels(
     """Read the recorded tables of some archs, and import their kernels.
 
     Args:
-        paths: Files of recorded tables; those in other archs' folders are left out.
+        paths: Files of recorded tables. Files in other archs' folders are left out.
         archs: The archs.
-        say: Receives a line for each table whose kernel no other process can import.
+        say: Receives a line for each table whose kernel cannot be imported.
 
     Raises:
         TableError: As of `tabled_kernel`.
@@ -52,19 +52,19 @@ def tabled_kernels(
     """
     for path in paths:
         if path.parent.name in map(str, archs):
-            found = tabled_kernel(path)
-            if isinstance(found, str):
-                say(f"{path}: {found}; nothing is compiled")
+            kernel = tabled_kernel(path)
+            if isinstance(kernel, str):
+                say(f"{path}: {kernel}; nothing is compiled")
             else:
-                yield found
+                yield kernel
 
 
 def tabled_kernel(path: Path) -> TabledKernel | str:
-    """Read a recorded table and import its kernel; the reason where importing cannot give the kernel.
+    """Read a recorded table and import its kernel, or return why it cannot be imported.
 
     Raises:
-        TableError: The table cannot be read, lies elsewhere, or does not fit the kernel and library here, so
-            that replaying would not use it.
+        TableError: The table cannot be read, is in the wrong place, or does not fit the kernel or the
+            installed library. Replaying would not use it.
         StoreError: The file cannot be read.
     """
     table = read_recorded(path)
@@ -83,5 +83,5 @@ def tabled_kernel(path: Path) -> TabledKernel | str:
         code=recorded_code(kernel),
         arch=table.arch,
         folder=path.parent.parent,
-        compilations=tuple(Compilation(one.hints, one.signature) for one in table.compilations),
+        compilations=tuple(Compilation(launch.hints, launch.signature) for launch in table.compilations),
     )

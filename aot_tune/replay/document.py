@@ -33,13 +33,13 @@ from aot_tune.tables.writer import document, line, lines, microseconds, rounded
 from aot_tune.values.config import HINTS
 
 KIND = "recorded"
-"""The kind of these tables: those of declared kernels are of another, or name none."""
+"""The kind of recorded tables. Tables of declared kernels have another kind, or none."""
 
 MOST_ENTRIES = 5_000
-"""The most searches of one kernel; a library's test suite makes a few dozen."""
+"""Most searches of one kernel. A library's test suite makes a few dozen."""
 
 MOST_LAUNCHED = 1_000
-"""The most signatures of one kernel that are launched and not searched."""
+"""Most signatures of one kernel that are launched and not searched."""
 
 _LONGEST_SIGNATURE = 20_000
 _LARGEST = 2**62
@@ -49,10 +49,10 @@ _LARGEST = 2**62
 
 
 def dump(table: RecordedTable) -> bytes:
-    """A table's text: fixed order of keys, one entry a line, sorted entries, rounded figures.
+    """Return a table's text: keys in fixed order, one sorted entry a line, rounded figures.
 
     Raises:
-        TableError: The table has a value that `parse` would refuse: no unreadable text is ever written.
+        TableError: The table has a value that `parse` refuses, so that no unreadable text is ever written.
     """
     values = {
         "schema": str(SCHEMA),
@@ -66,14 +66,16 @@ def dump(table: RecordedTable) -> bytes:
         "entries": lines(_entry_json(entry) for entry in sorted(table.entries, key=_order)),
     }
     if table.launched:
-        values["launched"] = lines(_launched_json(one) for one in sorted(table.launched))
+        values["launched"] = lines(
+            {"hints": dict(launch.hints), "signature": launch.signature} for launch in sorted(table.launched)
+        )
     text = document(values)
     parse(text)
     return text.encode()
 
 
 def _order(entry: RecordedEntry) -> tuple[Any, ...]:
-    """Entries of one problem keep their order, since the first of them counts."""
+    """Return an entry's sort key. Entries of one problem keep their order: the first one is replayed."""
     return (entry.space, entry.problem.sm_count, line(arguments_json(entry.problem)))
 
 
@@ -94,12 +96,8 @@ def _entry_json(entry: RecordedEntry) -> Json:
     }
 
 
-def _launched_json(launched: Launched) -> Json:
-    return {"hints": dict(launched.hints), "signature": launched.signature}
-
-
 def arguments_json(problem: Problem) -> Json:
-    """A problem's arguments by name, as a table has them."""
+    """Return a problem's arguments by name, in the form of a table."""
     pairs = zip(problem.names, problem.arguments, strict=True)
     return {name: _argument_json(argument) for name, argument in pairs}
 
@@ -115,7 +113,7 @@ def _argument_json(argument: Argument) -> Json:
     if isinstance(argument, Fixed):
         return {"value": json.loads(argument.text)}
     if isinstance(argument, Items):
-        return {"items": [_argument_json(one) for one in argument.items]}
+        return {"items": [_argument_json(item) for item in argument.items]}
     return "float" if isinstance(argument, Real) else "varies"
 
 
@@ -123,7 +121,7 @@ def _argument_json(argument: Argument) -> Json:
 
 
 def is_recorded(document: Json) -> bool:
-    """Whether a parsed document calls itself a recorded table."""
+    """Return whether a parsed document has the kind of a recorded table."""
     return type(document) is dict and document.get("kind") == KIND
 
 
@@ -131,7 +129,7 @@ def parse(data: bytes | str) -> RecordedTable:
     """Read and check a table's text.
 
     Raises:
-        TableError: The text is not such a table; the message says where and what is expected.
+        TableError: The text is not a recorded table. The message names the place and what is expected.
         NewerSchemaError: A later release wrote it.
     """
     value = loads(data)
@@ -191,11 +189,11 @@ _FORMS: dict[str, Shape[Argument]] = {
     "items": record(lambda items: Items(items), {"items": listed(_ARGUMENT)}),
     "value": record(lambda value: Fixed(text_of(value)), {"value": _SPELLING}),
 }
-"""The forms of an argument that are objects, by the key that tells them apart."""
+"""Forms of an argument that are JSON objects, by the key that identifies each."""
 
 
 def argument_schema() -> Json:
-    """The JSON Schema of an argument, to which that of `TABLE` refers as ``#/$defs/argument``."""
+    """Return the JSON Schema of an argument. The schema of `TABLE` refers to it as ``#/$defs/argument``."""
     return {"anyOf": [{"enum": ["float", "varies"]}, *(form.schema() for form in _FORMS.values())]}
 
 
@@ -245,4 +243,4 @@ TABLE = record(
     },
     {"launched": listed(_LAUNCHED, 0, MOST_LAUNCHED, "signatures")},
 )
-"""A table of recorded searches: its keys, types and bounds."""
+"""Shape of a table of recorded searches: keys, types and bounds."""

@@ -1,4 +1,4 @@
-"""Find recorded tables at ``<folder>/<arch>/<module>.<qualified name>.json`` and read one. Needs no GPU."""
+"""Find and read recorded tables: ``<folder>/<arch>/<module>.<qualified name>.json``. Needs no GPU."""
 
 from __future__ import annotations
 
@@ -14,12 +14,12 @@ from aot_tune.tables.strict_json import loads
 
 
 def has_recorded_name(path: Path) -> bool:
-    """Whether a file has the name of a recorded table: with a dot in it, unlike a declared kernel's."""
+    """Return whether a file is named as a recorded table: its name has a dot, a declared kernel's none."""
     return path.suffix == ".json" and "." in path.stem
 
 
 def is_recorded_file(path: Path) -> bool:
-    """Whether a file is a recorded table by its name, or calls itself one, wherever it lies."""
+    """Return whether a file is a recorded table by its name or its content."""
     if has_recorded_name(path):
         return True
     try:
@@ -30,7 +30,7 @@ def is_recorded_file(path: Path) -> bool:
 
 
 def listed_recorded(folders: Iterable[Path]) -> list[Path]:
-    """The files of all recorded tables in folders, each folder's sorted.
+    """Return the files of all recorded tables in folders, sorted within each folder.
 
     Raises:
         StoreError: A folder cannot be listed.
@@ -53,6 +53,6 @@ def read_recorded(path: Path) -> RecordedTable:
 
 
 def right_place_of(path: Path, table: RecordedTable) -> str | None:
-    """The path where a table belongs, ``sm90/mylib.ops.kernel.json``; None when it is there already."""
+    """Return the path where a table belongs, ``sm90/mylib.ops.kernel.json``; None if it is there already."""
     right = f"{table.arch}/{file_name(table.module, table.kernel)}"
     return right if right != f"{path.parent.name}/{path.name}" else None

@@ -1,4 +1,4 @@
-"""Whether a recorded table fits a kernel, and the kernel of a table, found by importing its module."""
+"""Check whether a recorded table fits a kernel, and import the kernel of a table."""
 
 from __future__ import annotations
 
@@ -15,13 +15,13 @@ from aot_tune.values.arch import Arch
 
 
 def misfit(table: RecordedTable, kernel: Any, arch: Arch, now: str) -> str | None:
-    """Why a table is not for a kernel, in words; None where it is.
+    """Return why a table is not for a kernel, in words; None where it is.
 
     Args:
         table: The table.
         kernel: The ``@ct.kernel``.
         arch: The GPU's arch.
-        now: The kernel's hash; empty where it cannot be hashed.
+        now: The kernel's source hash; empty where it cannot be hashed.
     """
     function = cutile.python_function(kernel)
     if (table.module, table.kernel) != (function.__module__, function.__qualname__):
@@ -32,51 +32,45 @@ def misfit(table: RecordedTable, kernel: Any, arch: Arch, now: str) -> str | Non
 
 
 def other_library(library: Library) -> str | None:
-    """Why a table is of another version of its library, in words; None where it is of the one here."""
+    """Return why a table is for another version of its library, in words; None where it is not."""
     if not library.name:
         return None
+    recorded = f"it was recorded with {library.name} {library.version}"
     try:
         version = metadata.version(library.name)
     except metadata.PackageNotFoundError:
-        version = "not installed"
-    if version == library.version:
-        return None
-    return f"it was recorded with {library.name} {library.version}, and {version} is here"
+        return f"{recorded}, which is not installed"
+    return None if version == library.version else f"{recorded}, and {version} is installed"
 
 
 def _other_code(table: RecordedTable, now: str) -> str | None:
     if not now:
-        return f"the code of {table.kernel} cannot be hashed, so nothing shows that it is the same"
+        return f"the code of {table.kernel} cannot be hashed, so it may differ from the recorded code"
     if table.source_hash != now:
-        return f"the code of {table.kernel} is not as it was recorded ({table.source_hash}, now {now})"
+        return f"the code of {table.kernel} changed since it was recorded ({table.source_hash}, now {now})"
     return None
 
 
 def hash_now(kernel: Any) -> str:
-    """A kernel's hash; empty where it cannot be hashed."""
+    """Return a kernel's source hash; empty where it cannot be hashed."""
     digest, obstacles = kernel_hash(kernel)
     return "" if obstacles else digest
 
 
-def is_local(table: RecordedTable) -> bool:
-    """Whether importing the module of a table's kernel does not give the kernel."""
-    return why_local(table) is not None
-
-
 def why_local(table: RecordedTable) -> str | None:
-    """Why importing the module of a table's kernel does not give the kernel, in words; None where it does."""
+    """Return why a table's kernel cannot be imported from its module, in words; None where it can."""
     if "<locals>" in table.kernel:
         return "its kernel is made only when its library calls a function"
     if table.module == "__main__":
-        return "its kernel is of a program's main module, which nothing else imports"
+        return "its kernel is in a program's main module, which nothing else imports"
     return None
 
 
 def kernel_of(module: str, name: str) -> Any:
-    """The kernel that a module has of a function: what `aot-tune compile` and `check` import.
+    """Import the kernel that a module makes of a function, for `aot-tune compile` and `check`.
 
-    Of several, which differ in their decorators' hints, it is the one that has the function's name, else the
-    first.
+    A module may make several, with other hints of the decorator. The one that has the function's name is
+    taken, else the first.
 
     Args:
         module: The module of the function.
@@ -86,29 +80,29 @@ def kernel_of(module: str, name: str) -> Any:
         UsageError: The module cannot be imported, or has no such kernel.
     """
     names = vars(imported(module))
-    there = [value for value in names.values() if cutile.is_kernel(value) and _is_of(value, module, name)]
-    if not there:
+    kernels = [value for value in names.values() if cutile.is_kernel(value) and _is_of(value, module, name)]
+    if not kernels:
         raise UsageError(f"no global of {module} is a ct.kernel of the function {name}")
     named = names.get(name.rpartition(".")[2])
-    return next((one for one in there if one is named), there[0])
+    return next((kernel for kernel in kernels if kernel is named), kernels[0])
 
 
 def without_hints(module: str, name: str, kernel: None = None) -> Any:
     """Import the kernel that archives call `name`, without its decorator's hints.
 
-    A compiling process calls it: a cubin has the hints that a launch had, and no others.
+    A compiling process calls it: a cubin has the hints of the launch, and no others.
 
     Raises:
         UsageError: The module cannot be imported, or has no such kernel.
     """
-    found = kernel_of(module, name.removeprefix(f"{module}."))
-    return cutile.with_hints(found, dict.fromkeys(cutile.default_hints(found)))
+    imported_kernel = kernel_of(module, name.removeprefix(f"{module}."))
+    return cutile.with_hints(imported_kernel, dict.fromkeys(cutile.default_hints(imported_kernel)))
 
 
 def recorded_code(kernel: Any) -> KernelCode:
-    """The code of a kernel that no declaration names.
+    """Return the code of a kernel that no declaration names.
 
-    Its own hints do not count: libraries replace them, and a cubin is found by those that a launch has.
+    Its own hints do not count: libraries replace them, and cubins are looked up by a launch's hints.
     """
     function = cutile.python_function(kernel)
     module = function.__module__

@@ -1,15 +1,15 @@
 """Measure how near two problems of one search are. Pure.
 
-The rule is that of declared kernels (`aot_tune.choose.nearest`): the smallest sum of doublings between
+Declared kernels have the same rule (`aot_tune.choose.nearest`): the smallest sum of doublings between
 buckets, each at most one doubling apart; of equally near problems the larger, then the first. Three things
 differ, because no axis is declared:
 
-1. Each dimension of each tensor is an axis by powers of two. An empty one is a bucket of its own. The larger
-   of two problems is that with more elements.
-2. A whole number is equal in both problems or follows the sizes: it is a dimension, the product of
-   neighbouring dimensions of one tensor, or the next power of two of one of these, in both the same.
-3. All else is equal, a number that is compiled in too: where it follows a size, each size is a problem of its
-   own, and each compiles.
+1. Each dimension of each tensor is an axis by powers of two. An empty dimension is a bucket of its own. The
+   larger of two problems has more elements.
+2. A whole number is equal in both problems, or follows the sizes in both in the same way: it is a dimension,
+   the product of neighbouring dimensions of one tensor, or the next power of two of one of these.
+3. All else is equal. This holds for a compiled-in number too: where it follows a size, each size is a problem
+   of its own, and each compiles.
 """
 
 from __future__ import annotations
@@ -22,68 +22,69 @@ from aot_tune.replay.problem import Argument, Array, Fixed, Items, Problem, Whol
 from aot_tune.values.bucket import edge
 
 NEAR = int(NEAR_DOUBLINGS)
-"""The most doublings between the buckets of one dimension of problems that are near each other."""
+"""Most doublings between two near problems' buckets of one dimension."""
 
 ANY = inf
-"""At any distance: for processes that may not search."""
+"""Any distance, for processes that may not search."""
 
 
 def distance(recorded: Problem, asked: Problem, most: float = NEAR) -> int | None:
-    """The sum of the doublings between the buckets of all dimensions; None where they are too far apart.
+    """Return the doublings between the buckets, summed over all dimensions; None where too far apart.
 
     Args:
         recorded: A problem whose answer is known.
-        asked: Another of the same kernel and search space.
-        most: The most doublings between the buckets of one dimension.
+        asked: Another problem of the same kernel and search space.
+        most: The most doublings between two buckets of one dimension.
     """
     if (recorded.names, recorded.sm_count) != (asked.names, asked.sm_count):
         return None
-    theirs, ours = list(_flat(recorded.arguments)), list(_flat(asked.arguments))
-    if len(theirs) != len(ours):
+    olds, news = list(_flat(recorded.arguments)), list(_flat(asked.arguments))
+    if len(olds) != len(news):
         return None
     doublings = 0
-    wholes: list[tuple[int, int]] = []
-    for one, other in zip(theirs, ours, strict=True):
-        if isinstance(one, Array) and isinstance(other, Array):
-            between = _between(one, other, most)
+    moved: list[tuple[int, int]] = []
+    for old, new in zip(olds, news, strict=True):
+        if isinstance(old, Array) and isinstance(new, Array):
+            between = _between(old, new, most)
             if between is None:
                 return None
             doublings += between
-        elif isinstance(one, Whole) and isinstance(other, Whole):
-            wholes.append((one.value, other.value))
-        elif one != other:
+        elif isinstance(old, Whole) and isinstance(new, Whole):
+            if old != new:
+                moved.append((old.value, new.value))
+        elif old != new:
             return None
-    moved = [(one, other) for one, other in wholes if one != other]
     if moved:
-        sizes = zip(sizes_of(theirs), sizes_of(ours), strict=True)
-        followed = {pair for one, other in sizes for pair in ((one, other), (_bucket(one), _bucket(other)))}
+        sizes = zip(sizes_of(olds), sizes_of(news), strict=True)
+        followed = {pair for old, new in sizes for pair in ((old, new), (_bucket(old), _bucket(new)))}
         if any(pair not in followed for pair in moved):
             return None
     return doublings
 
 
 def larger(recorded: Problem) -> int:
-    """The number of elements of all tensors: of two problems that are equally near the larger is taken."""
-    return sum(prod(one.shape) for one in _flat(recorded.arguments) if isinstance(one, Array))
+    """Return the number of elements of all tensors. Of two equally near problems the larger is taken."""
+    return sum(prod(array.shape) for array in _flat(recorded.arguments) if isinstance(array, Array))
 
 
 def _flat(arguments: Sequence[Argument]) -> Iterator[Argument]:
-    """All arguments, lists item by item."""
-    for one in arguments:
-        if isinstance(one, Items):
-            yield Fixed(str(len(one.items)))
-            yield from _flat(one.items)
+    """Yield all arguments, lists item by item."""
+    for argument in arguments:
+        if isinstance(argument, Items):
+            yield Fixed(str(len(argument.items)))
+            yield from _flat(argument.items)
         else:
-            yield one
+            yield argument
 
 
-def _between(one: Array, other: Array, most: float) -> int | None:
-    same = (one.dtype, one.layout, one.aligned, len(one.shape))
-    if same != (other.dtype, other.layout, other.aligned, len(other.shape)):
+def _between(old: Array, new: Array, most: float) -> int | None:
+    """Return the doublings between two tensors; None where they differ in more than size, or are far."""
+    same = (old.dtype, old.layout, old.aligned, len(old.shape))
+    if same != (new.dtype, new.layout, new.aligned, len(new.shape)):
         return None
     doublings = 0
-    for size, size_of_other in zip(one.shape, other.shape, strict=True):
-        apart = abs(_bucket(size).bit_length() - _bucket(size_of_other).bit_length())
+    for old_size, new_size in zip(old.shape, new.shape, strict=True):
+        apart = abs(_bucket(old_size).bit_length() - _bucket(new_size).bit_length())
         if apart > most:
             return None
         doublings += apart
@@ -91,15 +92,15 @@ def _between(one: Array, other: Array, most: float) -> int | None:
 
 
 def sizes_of(arguments: Sequence[Argument]) -> Iterator[int]:
-    """Each dimension of each tensor and each product of neighbouring ones, always in the same order."""
-    for one in arguments:
-        if isinstance(one, Array):
-            ends = range(len(one.shape) + 1)
-            for first in ends:
-                for last in range(first + 1, len(one.shape) + 1):
-                    yield prod(one.shape[first:last])
+    """Yield each dimension of each tensor and each product of neighbouring ones, in a fixed order."""
+    for argument in arguments:
+        if isinstance(argument, Array):
+            shape = argument.shape
+            for first in range(len(shape)):
+                for last in range(first + 1, len(shape) + 1):
+                    yield prod(shape[first:last])
 
 
 def _bucket(size: int) -> int:
-    """The edge of a size's bucket; 0 for 0."""
+    """Return the edge of a size's bucket; 0 for 0."""
     return edge(size) if size > 0 else 0

@@ -1,8 +1,8 @@
-"""The problem of a search: what is read of the arguments that a library would launch its kernel with.
+"""Read the problem of a search from the arguments that a library would launch its kernel with.
 
 An argument that varies with the config is not read: its value belongs to the config. A number that the kernel
 compiles in, and every text or truth value, counts by value; a whole number too, since loops and grids depend
-on it; other numbers by type. Of a tensor count dtype, shape, layout and alignment, never its contents.
+on it. Other numbers count by type, tensors by dtype, shape, layout and alignment, never by contents.
 """
 
 from __future__ import annotations
@@ -11,87 +11,94 @@ from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 from aot_tune.errors import NotRecordableError
+from aot_tune.nvidia import cutile
 from aot_tune.replay.spelling import spelled, text_of
 
 ALIGNMENT = 16
-"""cuTile compiles faster code for addresses and strides that are multiples of this number of bytes."""
+"""Bytes. CuTile compiles faster code for addresses and strides that are multiples of it."""
 
 CONTIGUOUS = "contiguous"
-"""The layout of a tensor whose elements lie one after another, the last dimension innermost."""
+"""Layout of a tensor whose elements lie one after another, the last dimension innermost."""
 
 MOST_ITEMS = 4096
-"""The longest list of tensors that is read; a grouped product has at most a few hundred."""
+"""Longest list of tensors that is read. A grouped product has at most a few hundred."""
 
 
 class Array(NamedTuple):
-    """A tensor."""
+    """Tensor."""
 
     dtype: str
     """``bfloat16``."""
 
     shape: tuple[int, ...]
-    """Its size in each dimension."""
+    """Size in each dimension."""
 
     layout: str
-    """`CONTIGUOUS`, or for each dimension the class of its stride: ``0``, ``1``, ``16`` where the stride is a
-    multiple of `ALIGNMENT` bytes, else ``-``; joined by commas."""
+    """`CONTIGUOUS`, or the class of each stride, joined by commas: ``0``, ``1``, ``16`` where the stride is a
+    multiple of `ALIGNMENT` bytes, else ``-``."""
 
     aligned: bool
     """Whether it starts at a multiple of `ALIGNMENT` bytes."""
 
 
 class Whole(NamedTuple):
-    """A whole number that is passed at launch."""
+    """Whole number that is passed at launch."""
 
     value: int
 
 
 class Fixed(NamedTuple):
-    """A value that is compiled in, or a text, a truth value or None."""
+    """Value that is compiled in, or a text, a truth value or None."""
 
     text: str
-    """The value as `aot_tune.replay.spelling.text_of` spells it."""
+    """Value as `aot_tune.replay.spelling.text_of` spells it."""
 
 
 class Real(NamedTuple):
-    """A floating-point number that is passed at launch."""
+    """Floating-point number that is passed at launch."""
 
 
 class Items(NamedTuple):
-    """A list or tuple of arguments."""
+    """List or tuple of arguments."""
 
     items: tuple[Argument, ...]
 
 
 class Varying(NamedTuple):
-    """An argument that varies with the config."""
+    """Argument that varies with the config."""
 
 
 Argument = Array | Whole | Fixed | Real | Items | Varying
 
 
 class Problem(NamedTuple):
-    """What a search is for: two searches of one kernel and space with equal problems have one answer."""
+    """Problem of a search. Searches of one kernel and space with equal problems have one answer."""
 
     names: tuple[str, ...]
-    """The kernel's parameters."""
+    """Kernel's parameters."""
 
     arguments: tuple[Argument, ...]
-    """What is read of the argument of each."""
+    """Argument of each parameter."""
 
     sm_count: int
-    """The GPU's multiprocessors: libraries compute grids and spaces from it."""
+    """GPU's multiprocessors. Libraries compute grids and spaces from their number."""
 
     @property
     def varying(self) -> tuple[int, ...]:
-        """The positions of the arguments that vary with the config."""
-        return tuple(at for at, one in enumerate(self.arguments) if isinstance(one, Varying))
+        """Return the positions of the arguments that vary with the config."""
+        return tuple(at for at, argument in enumerate(self.arguments) if isinstance(argument, Varying))
+
+
+def parameters_of(kernel: Any) -> list[tuple[str, bool]]:
+    """Return a kernel's parameters, each with its name and whether it is compiled in."""
+    constants = set(cutile.constant_parameters(kernel))
+    return [(name, name in constants) for name, _ in cutile.parameters(kernel)]
 
 
 def read_problem(
     parameters: Sequence[tuple[str, bool]], args: Sequence[Any], varying: Sequence[int], sm_count: int
 ) -> Problem:
-    """Read the problem of a search off the arguments for one of its configs.
+    """Read the problem of a search from the arguments for one of its configs.
 
     Args:
         parameters: The kernel's parameters, each with its name and whether it is compiled in.
@@ -100,7 +107,7 @@ def read_problem(
         sm_count: The GPU's multiprocessors.
 
     Raises:
-        NotRecordableError: The number of arguments is wrong, or one is of a kind that cannot be told.
+        NotRecordableError: The number of arguments is wrong, or an argument cannot be identified.
     """
     if len(args) != len(parameters):
         raise NotRecordableError(f"args_fn gives {len(args)} arguments, the kernel takes {len(parameters)}")
@@ -115,10 +122,10 @@ def read_problem(
 
 
 def read_argument(name: str, arg: Any, *, compiled_in: bool) -> Argument:
-    """What is read of one argument.
+    """Read one argument.
 
     Raises:
-        NotRecordableError: The argument is of a kind that cannot be told.
+        NotRecordableError: The argument cannot be identified.
     """
     if hasattr(arg, "shape") and hasattr(arg, "dtype") and hasattr(arg, "stride"):
         return _array(arg)
@@ -131,8 +138,11 @@ def read_argument(name: str, arg: Any, *, compiled_in: bool) -> Argument:
     if isinstance(arg, list | tuple):
         if len(arg) > MOST_ITEMS:
             raise NotRecordableError(f"argument {name} has {len(arg)} items, more than {MOST_ITEMS}")
-        return Items(tuple(read_argument(name, one, compiled_in=False) for one in arg))
-    raise NotRecordableError(f"argument {name} is a {type(arg).__name__}, which cannot be told from others")
+        return Items(tuple(read_argument(name, item, compiled_in=False) for item in arg))
+    raise NotRecordableError(
+        f"argument {name} is a {type(arg).__name__}, which cannot be identified; pass tensors, numbers, "
+        "texts or lists of these"
+    )
 
 
 def _array(tensor: Any) -> Array:
@@ -158,9 +168,11 @@ def _is_contiguous(shape: Sequence[int], strides: Sequence[int]) -> bool:
 
 
 def _classes(strides: Sequence[int], width: int) -> str:
-    def of(stride: int) -> str:
+    """Return the layout of strides; `width` is an element's bytes."""
+
+    def class_of(stride: int) -> str:
         if stride in (0, 1):
             return str(stride)
         return str(ALIGNMENT) if stride * width % ALIGNMENT == 0 else "-"
 
-    return ",".join(map(of, strides))
+    return ",".join(map(class_of, strides))

@@ -1,8 +1,8 @@
-"""Spell a library's configs and hints as JSON, so that equal ones are equal texts in every process.
+"""Spell a library's configs and hints as JSON, so that equal values are equal texts in every process.
 
-A library's configs are whatever its author liked: namespaces, dictionaries, data classes, named tuples,
-tuples, numbers, None, and these in each other. Nothing is ever made of a spelling: a config that was recorded
-is looked up in the search space of the day by its text. So a spelling names types, and nothing is imported.
+An author may choose any form of config: namespaces, dictionaries, data classes, named tuples, tuples,
+numbers, None, and these in each other. No config is ever rebuilt from a spelling: a recorded config is looked
+up by its text in the present search space. So a spelling names types, and nothing is imported.
 """
 
 from __future__ import annotations
@@ -22,29 +22,29 @@ Json = Any
 """None, bool, int, float, str, and lists and str-keyed dictionaries of these."""
 
 MOST_DEPTH = 8
-"""The deepest nesting of a config. A real one has two levels."""
+"""Deepest nesting of a config. Real configs have two levels."""
 
 LONGEST = 8_000
-"""The most characters of one spelled config; a real one has about a hundred."""
+"""Most characters of one spelled config. Real ones have about a hundred."""
 
 HASH_DIGITS = 16
-"""The hexadecimal digits of a search space's hash, 64 bits: nobody gains by forging one."""
+"""Hexadecimal digits of a search space's hash: 64 bits. Nobody gains by forging one."""
 
 _PRINTED = ("torch", "numpy", "cuda.tile")
-"""Modules whose values are told by their printed form: ``torch.float16``, ``ByTarget(sm_100=2)``."""
+"""Modules whose values are spelled by their printed form: ``torch.float16``, ``ByTarget(sm_100=2)``."""
 
 _LARGEST = 2**63
-"""Readers of JSON differ in whole numbers from here on."""
+"""Whole numbers from here on differ between readers of JSON."""
 
 
 def spelled(value: object, depth: int = 0) -> Json:
-    """A config, hint or constant as JSON.
+    """Return a config, hint or constant as JSON.
 
-    Numbers, texts and None are themselves, a list is a list. Anything else is an object of one key, its type:
+    Numbers, texts, None and lists are the same in JSON. Anything else is an object of one key, its type:
     ``{"SimpleNamespace": {"TILE_M": 64}}``, ``{"tuple": [1, 2]}``, ``{"mylib.Config": {"num_ctas": 1}}``.
 
     Raises:
-        UnspelledError: The value is of a type whose content cannot be told; the message names it.
+        UnspelledError: The value's type has no spelling. The message names the type.
     """
     if depth > MOST_DEPTH:
         raise UnspelledError(f"it is nested more than {MOST_DEPTH} deep")
@@ -56,19 +56,19 @@ def spelled(value: object, depth: int = 0) -> Json:
         return value
     if type(value) is float:
         if not math.isfinite(value):
-            raise UnspelledError(f"{value} is no finite number")
+            raise UnspelledError(f"{value} is not a finite number")
         return value
     if type(value) is list:
-        return [spelled(one, depth + 1) for one in value]
+        return [spelled(item, depth + 1) for item in value]
     if type(value) is tuple:
-        return {"tuple": [spelled(one, depth + 1) for one in value]}
+        return {"tuple": [spelled(item, depth + 1) for item in value]}
     if isinstance(value, enum.Enum):
         return {_type_name(value): value.name}
     return {_type_name(value): _fields(value, depth + 1)}
 
 
 def _fields(value: Any, depth: int) -> Json:
-    """The content of an object by name, the names in alphabetical order."""
+    """Return the content of an object by name, in alphabetical order."""
     named: Mapping[Any, Any]
     if type(value) is dict:
         named = value
@@ -86,7 +86,7 @@ def _fields(value: Any, depth: int) -> Json:
             "SimpleNamespace, a dict, a dataclass, a NamedTuple, a tuple or plain values"
         )
     if not all(type(name) is str for name in named):
-        raise UnspelledError("a dict with keys that are no texts cannot be spelled")
+        raise UnspelledError("a dict with keys that are not texts cannot be spelled")
     return {name: spelled(named[name], depth) for name in sorted(named)}
 
 
@@ -104,7 +104,7 @@ def _type_name(value: object) -> str:
 
 
 def text_of(spelling: Json) -> str:
-    """A spelling as one line; equal spellings are equal lines.
+    """Return a spelling as one line. Equal spellings are equal lines.
 
     Raises:
         UnspelledError: It has more than `LONGEST` characters.
@@ -116,20 +116,20 @@ def text_of(spelling: Json) -> str:
 
 
 def texts_of(space: Sequence[object]) -> tuple[str, ...]:
-    """The spelled configs of a search space, in its order.
+    """Return the spelled configs of a search space, in its order.
 
     Raises:
-        UnspelledError: A config cannot be spelled; the message says which and why.
+        UnspelledError: A config cannot be spelled. The message names it and the reason.
     """
-    found: list[str] = []
+    texts: list[str] = []
     for number, config in enumerate(space):
         try:
-            found.append(text_of(spelled(config)))
+            texts.append(text_of(spelled(config)))
         except UnspelledError as error:
             raise UnspelledError(f"config {number} of {len(space)}: {error}") from None
-    return tuple(found)
+    return tuple(texts)
 
 
 def space_hash(texts: Sequence[str]) -> str:
-    """The hash of a search space: of its configs' texts in their order."""
+    """Return the hash of a search space: of its configs' texts in their order."""
     return sha256("\n".join(texts).encode()).hexdigest()[:HASH_DIGITS]

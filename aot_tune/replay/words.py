@@ -1,4 +1,4 @@
-"""A recorded problem and config in words, for people. Pure."""
+"""Write recorded problems and configs as text for the user. Pure."""
 
 from __future__ import annotations
 
@@ -7,20 +7,20 @@ from aot_tune.replay.table import RecordedEntry
 from aot_tune.values.text import shortened
 
 _LONGEST = 60
-"""The most characters of one argument."""
+"""Most characters of one argument."""
 
 
 def problem_in_words(problem: Problem) -> str:
-    """``x=float16[1024] n=1024 factor=float``: arguments that vary with the config are left out."""
+    """Return ``x=float16[1024] n=1024 factor=float``, without arguments that vary with the config."""
     pairs = zip(problem.names, problem.arguments, strict=True)
-    told = [(name, _argument(argument)) for name, argument in pairs]
-    return " ".join(f"{name}={shortened(text, _LONGEST)}" for name, text in told if text)
+    texts = [(name, _argument(argument)) for name, argument in pairs]
+    return " ".join(f"{name}={shortened(text, _LONGEST)}" for name, text in texts if text)
 
 
 def config_in_words(entry: RecordedEntry) -> str:
-    """The winner's spelling, then the hints that it was launched with."""
+    """Return the winner's spelling, then the hints that it was launched with."""
     hints = " ".join(f"{name}={value}" for name, value in entry.hints.items())
-    return f"{entry.text}" + (f" ({hints})" if hints else "")
+    return entry.text + (f" ({hints})" if hints else "")
 
 
 def _argument(argument: Argument) -> str:
@@ -33,5 +33,5 @@ def _argument(argument: Argument) -> str:
     if isinstance(argument, Fixed):
         return argument.text
     if isinstance(argument, Items):
-        return f"({', '.join(_argument(one) for one in argument.items)})"
+        return f"({', '.join(map(_argument, argument.items))})"
     return "float" if isinstance(argument, Real) else ""

@@ -38,7 +38,7 @@ def test_tables_are_told_with_what_they_answer_or_why_they_are_left_out(folder: 
     recorded_launches.write(folder, table(source_hash="0" * 16))
     (state,) = states([folder], SM90)
     assert not state.usable
-    assert state.state.startswith("left out: the code of scale_kernel is not as it was recorded")
+    assert state.state.startswith("left out: the code of scale_kernel changed since it was recorded")
     path.write_text("{")
     (state,) = states([folder], SM90)
     assert state.state.startswith(f"left out: {path}: not JSON")

@@ -9,7 +9,7 @@ import pytest
 
 from aot_tune.errors import UsageError
 from aot_tune.nvidia import cutile
-from aot_tune.replay.fit import hash_now, is_local, kernel_of, misfit, recorded_code
+from aot_tune.replay.fit import hash_now, kernel_of, misfit, recorded_code, why_local
 from aot_tune.replay.table import Library
 from tests.support import tuned_once
 from tests.support.recorded_launches import MODULE, SM90, table
@@ -47,7 +47,7 @@ def test_where_there_is_none_it_says_so() -> None:
         kernel_of(MODULE, "tuned")
     with pytest.raises(UsageError, match="there is no module 'not_there'"):
         kernel_of("not_there", "kernel")
-    assert is_local(table(kernel="make.<locals>.kernel"))
+    assert why_local(table(kernel="make.<locals>.kernel")) is not None
 
 
 def test_a_table_fits_its_kernel_library_and_arch_alone() -> None:
@@ -56,5 +56,5 @@ def test_a_table_fits_its_kernel_library_and_arch_alone() -> None:
     assert misfit(table(), scale_kernel, dataclasses.replace(SM90, major=10), now) == "it is for sm90"
     other = table(library=Library(name="pytest", version="0.1"))
     assert "recorded with pytest 0.1" in str(misfit(other, scale_kernel, SM90, now))
-    assert "is not as it was recorded" in str(misfit(table(), scale_kernel, SM90, "0" * 16))
+    assert "changed since it was recorded" in str(misfit(table(), scale_kernel, SM90, "0" * 16))
     assert "cannot be hashed" in str(misfit(table(), scale_kernel, SM90, ""))

@@ -62,7 +62,7 @@ def test_layout_and_alignment_count() -> None:
     ("args", "said"),
     [
         ((1, 2), "args_fn gives 2 arguments, the kernel takes 6"),
-        ((object(), 1, 1.0, 1, 1, ()), "argument x is a object, which cannot be told"),
+        ((object(), 1, 1.0, 1, 1, ()), "argument x is a object, which cannot be identified"),
         ((None, 1, 1.0, 1, object(), ()), "a builtins.object cannot be spelled"),
         ((None, 1, 1.0, 1, 1, [None] * 5000), "argument parts has 5000 items, more than 4096"),
     ],

@@ -15,7 +15,7 @@ from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import AotTuneError, StoreError, UsageError
 from aot_tune.replay.document import TABLE, dump, parse
 from aot_tune.replay.files import listed_recorded, right_place_of
-from aot_tune.replay.fit import hash_now, is_local, kernel_of, misfit, other_library, recorded_code, why_local
+from aot_tune.replay.fit import hash_now, kernel_of, misfit, other_library, recorded_code, why_local
 from aot_tune.replay.nearest import NEAR
 from aot_tune.replay.table import Launched, Library, RecordedEntry, RecordedTable, name_of
 from aot_tune.replay.words import config_in_words, problem_in_words
@@ -133,7 +133,7 @@ class RecordedDocument(Document):
         """
         if (right := right_place_of(self.path, self.table)) is not None:
             return f"it belongs in {right}"
-        if (reason := other_library(self.table.library)) is not None or is_local(self.table):
+        if (reason := other_library(self.table.library)) is not None or why_local(self.table) is not None:
             return reason
         kernel = kernel_of(self.table.module, self.table.kernel)
         return misfit(self.table, kernel, arch, hash_now(kernel))
@@ -141,7 +141,7 @@ class RecordedDocument(Document):
     def cubins(self) -> tuple[Section | None, str]:
         """The section of the archive beside it that may be served, and what there is in words."""
         archive = self.path.parent / FILE_NAME
-        if is_local(self.table) or not archive.exists():
+        if why_local(self.table) is not None or not archive.exists():
             return None, "no cubins"
         try:
             section = Archive(archive).section(self.name)

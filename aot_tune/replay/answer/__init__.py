@@ -1,1 +1,1 @@
-"""Replay what was recorded of a library: its searches answered from tables, its launches from archives."""
+"""Replay recorded libraries: answer searches from tables, and launches from archives."""

@@ -1,7 +1,7 @@
-"""Prebuilt cubins of recorded kernels: any launch loads them, whoever gave the kernel its hints.
+"""Load prebuilt cubins at any launch of a recorded kernel, by the hints of that launch.
 
-CuTile asks for code that is not loaded yet, so that later launches cost what they always did. A kernel of
-which nothing was recorded is left alone, but for one thing: after `aot_tune.prime` nothing is compiled where
+CuTile asks only for code that is not loaded yet, so that later launches cost nothing more. A kernel without a
+recorded table is left to cuTile. One rule holds for it too: after `aot_tune.prime` nothing is compiled where
 AOT_TUNE_ON_MISS is ``error``.
 """
 
@@ -21,7 +21,7 @@ from aot_tune.serve.rank import may_compile, set_replaying
 from aot_tune.values.arch import Arch
 
 _cubins: weakref.WeakKeyDictionary[Any, Cubins] = weakref.WeakKeyDictionary()
-"""By kernel function: a library makes many kernels of one, with other hints."""
+"""Cubins by kernel function: a library makes many kernels of one function, with other hints."""
 
 
 def begin() -> None:
@@ -32,27 +32,27 @@ def begin() -> None:
 
 
 def end() -> None:
-    """Let cuTile compile as if nothing stood in between."""
+    """Let cuTile compile as before `begin`."""
     cutile.let_kernels_ask(None)
     set_replaying(False)
     _cubins.clear()
 
 
 def _source(kernel: Any, arch: Arch) -> cutile.CubinSource | None:
-    """The source of a kernel's cubins; None where nothing was recorded of it, or while it is recorded."""
+    """Return the source of a kernel's cubins; None without a recorded table, or while recording."""
     if is_recording():
-        return None  # what is measured is what this compiler makes
+        return None  # the present compiler's code is measured
     function = cutile.python_function(kernel)
     name = name_of(function.__module__, function.__qualname__)
     if not any(os.path.lexists(path) for path in paths_of(kernel, arch)):
         if may_compile():
             return None
 
-        def refused(signature: str, arch: Arch) -> cutile.Cubin | None:
+        def refuse(signature: str, arch: Arch) -> cutile.Cubin | None:
             refuse_compiling(name, signature, arch)
             return None
 
-        return refused
+        return refuse
     cubins = _cubins.get(function)
     if cubins is None:
         # No lock: a fork could inherit it locked. Two threads may read; both take the first.
@@ -60,11 +60,11 @@ def _source(kernel: Any, arch: Arch) -> cutile.CubinSource | None:
         cubins = _cubins.setdefault(function, Cubins(code, lambda: folders))
     hints = tuple(cutile.hints_of(kernel, arch).items())
 
-    def found(signature: str, arch: Arch) -> cutile.Cubin | None:
+    def find(signature: str, arch: Arch) -> cutile.Cubin | None:
         refuse_capture(name, signature, arch, "one launch of these shapes")
         cubin = cubins.find(hints, signature, arch)
         if cubin is None:
             refuse_compiling(name, signature, arch)
         return cubin
 
-    return found
+    return find

@@ -1,4 +1,4 @@
-"""The function that library authors import in place of that of cuTile."""
+"""`exhaustive_search` for library authors, in place of cuTile's function."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Put ours in the place of cuTile's ``exhaustive_search``, and take it back: no line of a library changes.
+"""Replace cuTile's ``exhaustive_search`` in this process, and undo that. No line of a library changes.
 
 Launches of recorded kernels load prebuilt cubins from then on.
 
@@ -20,7 +20,7 @@ from aot_tune.nvidia import cutile
 from aot_tune.replay.answer.places import use_folders
 
 _HOME = "cuda.tile.tune"
-"""The module whose ``exhaustive_search`` libraries import or call."""
+"""Module whose ``exhaustive_search`` libraries import or call."""
 
 _NAME = "exhaustive_search"
 
@@ -28,29 +28,29 @@ _NAME = "exhaustive_search"
 def install(*, tables: Path | str | Sequence[Path | str] = ()) -> None:
     """Answer every call of cuTile's ``exhaustive_search`` in this process from recorded tables.
 
-    It is replaced in cuTile's module and in every module that has imported it by name. Launches of recorded
-    kernels load the cubins that `aot-tune compile` made for them. Calling it again changes only `tables`,
-    which are then read anew.
+    The function is replaced in cuTile's module and in every module that has imported it by name. Launches of
+    recorded kernels load the cubins that `aot-tune compile` made for them. A second call changes only
+    `tables`, which are then read anew.
 
     Args:
-        tables: Folders of recorded tables that are read after a library's own. One that is missing is no
-            error: it counts for the kernels that search for the first time after it was made.
+        tables: Folders of recorded tables that are read after a library's own. A missing folder is no error.
+            Once it exists, it counts for kernels that search for the first time.
     """
-    given = [tables] if isinstance(tables, str | Path) else list(tables)
-    _use([Path(one).absolute() for one in given])
+    folders = [tables] if isinstance(tables, str | Path) else tables
+    _use([Path(folder).absolute() for folder in folders])
     if _HOME in sys.modules:
         _replace()
-    elif not any(isinstance(one, _Finder) for one in sys.meta_path):
+    elif not _is_waiting():
         sys.meta_path.insert(0, _Finder())
 
 
 def uninstall() -> None:
     """Put cuTile's own function back wherever `install` replaced it.
 
-    A library that imports `aot_tune.exhaustive_search` itself is answered as before.
+    Libraries that import `aot_tune.exhaustive_search` themselves are answered as before.
     """
     _use([])
-    sys.meta_path[:] = [one for one in sys.meta_path if not isinstance(one, _Finder)]
+    sys.meta_path[:] = [finder for finder in sys.meta_path if not isinstance(finder, _Finder)]
     ours = getattr(sys.modules.get(_HOME), _NAME, None)
     if cutile.stands_in(ours):
         from aot_tune.replay.answer import cubins
@@ -61,13 +61,17 @@ def uninstall() -> None:
 
 
 def installed() -> bool:
-    """Whether `install` is in force."""
-    waiting = any(isinstance(one, _Finder) for one in sys.meta_path)
-    return waiting or cutile.stands_in(getattr(sys.modules.get(_HOME), _NAME, None))
+    """Return whether `install` is in force."""
+    return _is_waiting() or cutile.stands_in(getattr(sys.modules.get(_HOME), _NAME, None))
+
+
+def _is_waiting() -> bool:
+    """Return whether the function will be replaced when cuTile is imported."""
+    return any(isinstance(finder, _Finder) for finder in sys.meta_path)
 
 
 def _use(folders: Sequence[Path]) -> None:
-    """Read tables in these folders; what was read from others is forgotten."""
+    """Read tables in these folders from now on, and forget tables of other folders."""
     searches = sys.modules.get("aot_tune.replay.answer.searches")
     if use_folders(folders) and searches is not None:
         searches.forget()
@@ -83,18 +87,18 @@ def _replace() -> None:
     cubins.begin()
 
 
-def exchange(one: object, other: object) -> None:
-    """Put one function in the place of another in every module that has it under its name or another."""
+def exchange(old: object, new: object) -> None:
+    """Replace a function in every module that has it as a global of any name."""
     for module in list(sys.modules.values()):
         if not isinstance(module, ModuleType):
             continue
         for name, value in list(vars(module).items()):
-            if value is one:
-                setattr(module, name, other)
+            if value is old:
+                setattr(module, name, new)
 
 
 class _Finder(importlib.abc.MetaPathFinder):
-    """Lets cuTile's module be found as ever, and replaces its function once it was imported."""
+    """Finder that leaves cuTile's module to other finders, and replaces its function after the import."""
 
     def find_spec(
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
@@ -110,7 +114,7 @@ class _Finder(importlib.abc.MetaPathFinder):
 
 
 class _Loader(importlib.abc.Loader):
-    """Loads with another loader, then replaces the function."""
+    """Loader that loads with another loader, then replaces the function."""
 
     def __init__(self, loader: Any) -> None:
         self._loader = loader

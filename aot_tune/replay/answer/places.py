@@ -1,4 +1,4 @@
-"""Where recorded tables lie beside a library's own: told once, by `install`. Imports nothing heavy."""
+"""Folders of recorded tables that `install` names, besides a library's own. Imports nothing heavy."""
 
 from __future__ import annotations
 
@@ -9,12 +9,12 @@ _further: list[Path] = []
 
 
 def use_folders(folders: Sequence[Path]) -> bool:
-    """Read these folders too, after a library's own; return whether they are others than before."""
-    others = list(folders) != _further
+    """Read these folders too, after a library's own. Return whether they changed."""
+    changed = list(folders) != _further
     _further[:] = folders
-    return others
+    return changed
 
 
 def further_folders() -> tuple[Path, ...]:
-    """The folders of the last `use_folders`."""
+    """Return the folders of the last `use_folders`."""
     return tuple(_further)

@@ -1,6 +1,6 @@
 """Run a program in which libraries' searches are replayed, without a change of the program.
 
-The program, and every Python that it starts, calls `begin` when it starts: a folder on PYTHONPATH holds a
+The program, and every Python that it starts, calls `begin` at its start: a folder on PYTHONPATH holds a
 ``sitecustomize`` that does so. Nothing heavy is imported before the program imports it.
 """
 
@@ -22,22 +22,22 @@ from aot_tune.errors import UsageError
 from aot_tune.replay.answer.install import install
 
 AT_START = Path(__file__).parent / "at_start"
-"""The folder that is put on PYTHONPATH."""
+"""Folder that is put on PYTHONPATH."""
 
 
 def begin() -> None:
     """Install the replay, with the folders that `become` was given."""
-    install(tables=[Path(one) for one in options().get("tables", ())])
+    install(tables=options().get("tables", ()))
 
 
 def options() -> dict[str, list[str]]:
-    """What the parent told this program."""
-    told: dict[str, list[str]] = json.loads(os.environ.get(environment.START_OPTIONS, "{}"))
-    return told
+    """Return the options that the parent passed to this program."""
+    passed: dict[str, list[str]] = json.loads(os.environ.get(environment.START_OPTIONS, "{}"))
+    return passed
 
 
 def become(command: Sequence[str], *, tables: Sequence[str]) -> NoReturn:
-    """Become a program in which searches are replayed: its signals, output and exit code are its own.
+    """Become a program in which searches are replayed, with its own signals, output and exit code.
 
     Args:
         command: The program and its arguments.
@@ -56,18 +56,18 @@ def become(command: Sequence[str], *, tables: Sequence[str]) -> NoReturn:
         raise UsageError(f"{command[0]} cannot be run: {error.strerror}") from None
 
 
-def run(command: Sequence[str], *, start: str, **told: Sequence[str]) -> int:
-    """Run a program to its end, and return its exit code. Signals that ask this process to end go to it.
+def run(command: Sequence[str], *, start: str, **passed: Sequence[str]) -> int:
+    """Run a program to its end, and return its exit code. Pass on signals that ask this process to end.
 
     Args:
         command: The program and its arguments.
-        start: What each Python of it calls first, in the form ``module:function``.
-        told: Lists of texts that `options` returns there.
+        start: The function that each Python of the program calls first, as ``module:function``.
+        passed: Lists of texts that `options` returns in the program.
 
     Raises:
         UsageError: There is no such program, or it cannot be run.
     """
-    environ = _environ(command, start, told)
+    environ = _environ(command, start, passed)
     try:
         process = subprocess.Popen(command, env=environ)
     except OSError as error:
@@ -80,7 +80,7 @@ def run(command: Sequence[str], *, start: str, **told: Sequence[str]) -> int:
 
 @contextmanager
 def _signals_for(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Outlive a program: pass on what asks this process to end. A terminal tells Ctrl-C to both."""
+    """Pass on signals that ask this process to end. A terminal sends Ctrl-C to both processes."""
 
     def pass_on(number: int, frame: object) -> None:
         if number != signal.SIGINT:
@@ -95,18 +95,16 @@ def _signals_for(process: subprocess.Popen[bytes]) -> Iterator[None]:
             signal.signal(number, handler)
 
 
-def _environ(command: Sequence[str], start: str, told: Mapping[str, Sequence[str]]) -> dict[str, str]:
+def _environ(command: Sequence[str], start: str, passed: Mapping[str, Sequence[str]]) -> dict[str, str]:
+    """Return the environment of a program whose Pythons call `start`."""
     if not command:
         raise UsageError("name the program after --, such as: -- python serve.py")
     if shutil.which(command[0]) is None:
         raise UsageError(f"there is no program {command[0]!r} on PATH")
-    return {**os.environ, **_added(start, told)}
-
-
-def _added(start: str, told: Mapping[str, Sequence[str]]) -> dict[str, str]:
     path = os.environ.get("PYTHONPATH", "")
     return {
+        **os.environ,
         "PYTHONPATH": os.pathsep.join([str(AT_START), *([path] if path else [])]),
         environment.AT_START: start,
-        environment.START_OPTIONS: json.dumps({name: list(values) for name, values in told.items()}),
+        environment.START_OPTIONS: json.dumps({name: list(values) for name, values in passed.items()}),
     }

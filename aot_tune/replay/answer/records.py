@@ -1,8 +1,9 @@
-"""The recorded searches of one kernel on one arch: found, checked against the kernel that is here, looked up.
+"""Recorded searches of one kernel on one arch: read, checked against the present kernel, looked up.
 
-Folders are read in this order, and the first that answers counts: those of AOT_TUNE_TABLES, the library's own
-package, and those that `aot_tune.install` was given, for libraries that lie in read-only folders. A table for
-other source or of another version of the library is left out with one warning, as is one that cannot be read.
+Folders are read in this order, and the first that answers counts: the folders of AOT_TUNE_TABLES, the
+library's own package, and the folders that `aot_tune.install` was given, for libraries in read-only folders.
+A table that cannot be read, or is for other source or another version of the library, is left out with one
+warning.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from aot_tune.replay.answer.places import further_folders
 from aot_tune.replay.files import read_recorded
 from aot_tune.replay.fit import hash_now, misfit
 from aot_tune.replay.nearest import distance, larger
-from aot_tune.replay.problem import Problem, read_problem
+from aot_tune.replay.problem import Problem, parameters_of, read_problem
 from aot_tune.replay.table import RecordedEntry, RecordedTable, file_name
 from aot_tune.tables.store import folder_of_package
 from aot_tune.values.arch import Arch
@@ -31,20 +32,20 @@ from aot_tune.warn import warn
 
 @dataclass(frozen=True, kw_only=True)
 class Found:
-    """A recorded answer."""
+    """Recorded answer to a search."""
 
     entry: RecordedEntry
-    """The recorded search."""
+    """Recorded search."""
 
     place: int
-    """The winner's place in the present search space."""
+    """Winner's place in the present search space."""
 
     doublings: int | None
-    """The distance to the problem that was recorded; None where it is the same problem."""
+    """Distance to the recorded problem; None where it is the same problem."""
 
 
 class KernelRecords:
-    """All that was recorded of one kernel on one arch.
+    """Recorded searches of one kernel on one arch.
 
     Args:
         kernel: A ``@ct.kernel``.
@@ -52,25 +53,24 @@ class KernelRecords:
     """
 
     def __init__(self, kernel: Any, arch: Arch) -> None:
-        constants = set(cutile.constant_parameters(kernel))
-        self._parameters = [(name, name in constants) for name, _ in cutile.parameters(kernel)]
+        self._parameters = parameters_of(kernel)
         self.tables = tuple(_tables(kernel, arch))
-        """The tables that fit the kernel, in reading order."""
+        """Tables that fit the kernel, in reading order."""
 
     def find(
         self, texts: Sequence[str], space: str, args: Sequence[Any], sm_count: int, *, most: float | None
     ) -> Found | None:
-        """The recorded answer to a search.
+        """Return the recorded answer to a search; None where there is none.
 
         Args:
             texts: The configs of the present search space, spelled.
-            space: Their hash.
+            space: The hash of `texts`.
             args: The kernel's arguments for one of the configs.
             sm_count: The GPU's multiprocessors.
-            most: The most doublings between a dimension and the recorded one; None for the same problem only.
+            most: Most doublings between a dimension and the recorded one; None for the same problem only.
 
         Raises:
-            NotRecordableError: The arguments cannot be told from others.
+            NotRecordableError: The arguments cannot be identified.
         """
         best: Found | None = None
         for table in self.tables:
@@ -84,24 +84,22 @@ class KernelRecords:
                 doublings = None if same or most is None else distance(entry.problem, asked, most)
                 if (not same and doublings is None) or entry.text not in texts:
                     continue
-                found = Found(
-                    entry=entry, place=texts.index(entry.text), doublings=None if same else doublings
-                )
+                answer = Found(entry=entry, place=texts.index(entry.text), doublings=doublings)
                 if same:
-                    return found
-                if best is None or _rank(found) < _rank(best):
-                    best = found
+                    return answer
+                if best is None or _rank(answer) < _rank(best):
+                    best = answer
         return best
 
 
-def _rank(found: Found) -> tuple[int, int]:
-    """The nearer first, and of equally near ones the larger; the file's order decides what is left."""
-    assert found.doublings is not None
-    return found.doublings, -larger(found.entry.problem)
+def _rank(answer: Found) -> tuple[int, int]:
+    """Return a sort key: the nearer first, then the larger. Ties keep the file's order."""
+    assert answer.doublings is not None
+    return answer.doublings, -larger(answer.entry.problem)
 
 
 def folders_of(kernel: Any) -> tuple[Path, ...]:
-    """The folders of recorded tables and of cubins of a kernel, in reading order."""
+    """Return the folders of a kernel's recorded tables and cubins, in reading order."""
     folders = list(environment.table_folders())
     with suppress(AotTuneError):  # a program's own module, or one without a folder
         folders.append(folder_of_package(cutile.python_function(kernel).__module__))
@@ -109,7 +107,7 @@ def folders_of(kernel: Any) -> tuple[Path, ...]:
 
 
 def paths_of(kernel: Any, arch: Arch) -> Iterator[Path]:
-    """The files where recorded searches of a kernel may lie, in reading order."""
+    """Yield the possible files of a kernel's recorded table, in reading order."""
     function = cutile.python_function(kernel)
     name = file_name(function.__module__, function.__qualname__)
     for folder in folders_of(kernel):

@@ -1,8 +1,8 @@
-"""Answer a library's ``exhaustive_search`` from what was recorded: the one door for authors and `install`.
+"""Answer a library's ``exhaustive_search`` from recorded tables, for authors and for `install`.
 
 1. The same problem was recorded: its winner, with its recorded time.
-2. A near one was recorded (`aot_tune.replay.nearest`): its winner.
-3. Neither, which is a miss. AOT_TUNE_ON_MISS says what happens:
+2. A near problem was recorded (`aot_tune.replay.nearest`): its winner.
+3. Neither, which is a miss. AOT_TUNE_ON_MISS decides what happens:
 
    ====================================  ================  =======  =======  ======
    the process                           search            nearest  default  error
@@ -12,12 +12,12 @@
    or DISABLE_AUTOTUNE is set            nearest           nearest  first    raises
    ====================================  ================  =======  =======  ======
 
-   *nearest* is the nearest recorded problem at any distance, and the first config where nothing comparable
-   was recorded; *first* is the first config of the search space. Both bring the mean that is known, and
-   infinity where none is.
+   *nearest* is the winner of the nearest recorded problem at any distance, with its recorded mean, or the
+   first config where nothing comparable was recorded. *first* is the first config of the search space, with
+   a mean of infinity.
 
-A search that cannot be told from others (a config of a type that cannot be spelled, an argument of an unknown
-kind, an empty space) goes to cuTile as if nothing stood in between, in a process that may search.
+A search that cannot be identified (a config of a type that cannot be spelled, an argument of an unknown kind)
+is a miss. A search of an empty space goes to cuTile, which raises.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ from aot_tune.replay.document import arguments_json
 from aot_tune.replay.nearest import ANY, NEAR
 from aot_tune.replay.problem import read_problem
 from aot_tune.replay.spelling import space_hash, texts_of
-from aot_tune.replay.table import RecordedEntry
+from aot_tune.replay.table import RecordedEntry, name_of
 from aot_tune.serve.missed import note
 from aot_tune.serve.rank import is_primed, is_rank
 from aot_tune.serve.runtime import runtime
@@ -49,19 +49,19 @@ from aot_tune.warn import warn
 
 @dataclass(frozen=True, kw_only=True)
 class SearchCall:
-    """The arguments of one call of ``exhaustive_search``."""
+    """Arguments of one call of ``exhaustive_search``."""
 
     space: Sequence[Any]
-    """The configs."""
+    """Configs."""
 
     stream: Any
-    """The stream, as the library passed it."""
+    """Stream, as the library passed it."""
 
     grid_fn: Callable[[Any], tuple[int, ...]]
     """Config -> grid."""
 
     kernel: Any
-    """A kernel, or a function from a config to one."""
+    """Kernel, or a function from a config to a kernel."""
 
     args_fn: Callable[[Any], tuple[Any, ...]]
     """Config -> the kernel's arguments."""
@@ -70,11 +70,19 @@ class SearchCall:
     """Config -> compiler hints."""
 
     options: Mapping[str, Any]
-    """The keyword arguments, ``quiet`` and those of later releases, as they were passed."""
+    """Keyword arguments, ``quiet`` and those of later releases, as they were passed."""
 
     def kernel_of(self, config: Any) -> Any:
-        """The kernel for a config, without its hints."""
+        """Return the kernel for a config, without its hints."""
         return self.kernel if cutile.is_kernel(self.kernel) else self.kernel(config)
+
+    def kernel_name(self) -> str | None:
+        """Return the kernel's module and name; None where there is no kernel."""
+        try:
+            function = cutile.python_function(self.kernel_of(self.space[0]))
+            return name_of(function.__module__, function.__qualname__)
+        except Exception:  # not a kernel, or the library's function raises: the search itself reports that
+            return None
 
     def search(self) -> Any:
         """Make cuTile's own search."""
@@ -86,10 +94,10 @@ class SearchCall:
 _recorder: list[Callable[[SearchCall], Any]] = []
 
 _records: weakref.WeakKeyDictionary[Any, dict[tuple[Arch, str], KernelRecords]] = weakref.WeakKeyDictionary()
-"""By kernel function, then arch and decorator's hints: libraries make kernel objects anew of one function."""
+"""Records by kernel function, then arch and decorator's hints: libraries make many kernels of a function."""
 
 _misses: dict[str, int] = {}
-"""The number of misses of each kernel."""
+"""Number of misses of each kernel."""
 
 
 def record_with(recorder: Callable[[SearchCall], Any] | None) -> None:
@@ -98,7 +106,7 @@ def record_with(recorder: Callable[[SearchCall], Any] | None) -> None:
 
 
 def is_recording() -> bool:
-    """Whether searches are handed to a recorder."""
+    """Return whether searches are handed to a recorder."""
     return bool(_recorder)
 
 
@@ -109,7 +117,7 @@ def forget() -> None:
 
 
 def answered(original: Callable[..., Any]) -> Callable[..., Any]:
-    """Make the function that stands in for cuTile's: same name, signature, errors and results.
+    """Make the function that replaces cuTile's: same name, signature, errors and results.
 
     Args:
         original: cuTile's ``exhaustive_search``.
@@ -122,15 +130,15 @@ def answered(original: Callable[..., Any]) -> Callable[..., Any]:
             bound = signature.bind(*args, **kwargs)
         except TypeError:
             return original(*args, **kwargs)  # raises the error that the caller expects
-        given = dict(bound.arguments)
+        arguments = dict(bound.arguments)
         call = SearchCall(
-            space=given.pop("search_space"),
-            stream=given.pop("stream"),
-            grid_fn=given.pop("grid_fn"),
-            kernel=given.pop("kernel"),
-            args_fn=given.pop("args_fn"),
-            hints_fn=given.pop("hints_fn", None),
-            options=given,
+            space=arguments.pop("search_space"),
+            stream=arguments.pop("stream"),
+            grid_fn=arguments.pop("grid_fn"),
+            kernel=arguments.pop("kernel"),
+            args_fn=arguments.pop("args_fn"),
+            hints_fn=arguments.pop("hints_fn", None),
+            options=arguments,
         )
         if _recorder:
             return _recorder[0](call)
@@ -140,15 +148,15 @@ def answered(original: Callable[..., Any]) -> Callable[..., Any]:
 
 
 def answer(call: SearchCall) -> Any:
-    """Answer a search from the recorded tables, or as AOT_TUNE_ON_MISS says."""
+    """Answer a search from the recorded tables, or as AOT_TUNE_ON_MISS decides."""
     mode = environment.on_miss()
-    restricted = may_not_search()
+    restricted = why_not_searched() is not None
     if not _is_sequence(call.space) or not len(call.space):
         return call.search()  # raises as the caller expects
-    found, why = _look_up(call, ANY if mode == "nearest" or (restricted and mode == "search") else NEAR)
-    if found is not None:
-        return answer_of(call.space[found.place], found.entry)
-    name = _name_of(call)
+    recorded, why = _look_up(call, ANY if mode == "nearest" or (restricted and mode == "search") else NEAR)
+    if recorded is not None:
+        return answer_of(call.space[recorded.place], recorded.entry)
+    name = call.kernel_name() or "a kernel"
     if environment.missed_file() is not None:
         _note(call, name)
     what = f"no recorded search of {name} answers this call ({why})"
@@ -161,12 +169,12 @@ def answer(call: SearchCall) -> Any:
 
 
 def answer_of(config: Any, entry: RecordedEntry) -> Any:
-    """What the library gets for a recorded winner: `config`, with the time of its entry."""
+    """Return the ``TuningResult`` of a recorded winner: `config`, with the time of its entry."""
     return _result(config, entry.mean_us, entry.error_margin_us, entry.num_samples)
 
 
 def _result(config: Any, mean_us: float, error_margin_us: float, num_samples: int) -> Any:
-    """What the library gets: one measured config, the best."""
+    """Return a ``TuningResult`` with one measured config, the best."""
     best = cutile.measurement(
         config, mean_us=mean_us, error_margin_us=error_margin_us, num_samples=num_samples
     )
@@ -174,7 +182,7 @@ def _result(config: Any, mean_us: float, error_margin_us: float, num_samples: in
 
 
 def _look_up(call: SearchCall, most: float) -> tuple[Found | None, str]:
-    """The recorded answer; where there is none, the reason."""
+    """Return the recorded answer; where there is none, the reason."""
     here = runtime()
     try:
         texts = texts_of(call.space)
@@ -183,20 +191,20 @@ def _look_up(call: SearchCall, most: float) -> tuple[Found | None, str]:
         if not records.tables:
             return None, f"nothing was recorded for it on {device.arch}"
         args = call.args_fn(call.space[0])
-        found = records.find(texts, space_hash(texts), args, device.sm_count, most=most)
+        recorded = records.find(texts, space_hash(texts), args, device.sm_count, most=most)
     except NotRecordableError as error:
         return None, str(error)
     except Exception as error:  # the library's own function failed: cuTile's search meets that too
         return None, f"{type(error).__name__}: {error}"
-    if found is None:
+    if recorded is None:
         return None, "this problem or this search space was not recorded"
-    return found, ""
+    return recorded, ""
 
 
 def _note(call: SearchCall, name: str) -> None:
-    """Append the problem to the file of AOT_TUNE_RECORD, with every argument as for the first config."""
+    """Append the problem to the file of AOT_TUNE_RECORD, with every argument for the first config."""
     here = runtime()
-    with suppress(Exception):  # the library's own function failed, or the arguments cannot be told
+    with suppress(Exception):  # the library's own function failed, or an argument cannot be identified
         device = here.device(here.current_device())
         kernel = call.kernel_of(call.space[0])
         parameters = [(parameter, True) for parameter, _ in cutile.parameters(kernel)]
@@ -205,7 +213,7 @@ def _note(call: SearchCall, name: str) -> None:
 
 
 def records_of(kernel: Any, arch: Arch) -> KernelRecords:
-    """What was recorded of a kernel, read once per function.
+    """Return a kernel's recorded searches, read once per function.
 
     Raises:
         NotRecordableError: `kernel` is no kernel.
@@ -221,13 +229,8 @@ def records_of(kernel: Any, arch: Arch) -> KernelRecords:
     return records
 
 
-def may_not_search() -> bool:
-    """Whether this process makes no search now: it is a rank, was primed, captures, or is told so."""
-    return why_not_searched() is not None
-
-
 def why_not_searched() -> str | None:
-    """Why this process makes no search now, in words; None where it may."""
+    """Return why this process makes no search now, in words; None where it may."""
     if is_rank():
         return "this process is a rank"
     if is_primed():
@@ -241,16 +244,8 @@ def _is_sequence(space: object) -> bool:
     return hasattr(space, "__len__") and hasattr(space, "__getitem__")
 
 
-def _name_of(call: SearchCall) -> str:
-    try:
-        function = cutile.python_function(call.kernel_of(call.space[0]))
-        return f"{function.__module__}.{function.__qualname__}"
-    except Exception:  # not a kernel, or its function raises: the search itself reports that
-        return "a kernel"
-
-
 def _warn_of_miss(name: str, message: str) -> None:
-    """Warn of a kernel's first miss, and of every tenfold of their number."""
+    """Warn of a kernel's first miss, then of the tenth, the hundredth and so on."""
     count = _misses[name] = _misses.get(name, 0) + 1
     if count == 1:
         warn(message, MissWarning)

@@ -1,1 +1,1 @@
-"""Record the searches that a library makes, so that other processes replay them."""
+"""Record the searches of libraries, so that other processes replay them."""

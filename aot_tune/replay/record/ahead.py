@@ -1,7 +1,7 @@
-"""Before a library's process runs a config: compile all at once, and launch each in a child process.
+"""Try configs ahead of a library's process: compile all at once, and launch each in a child process.
 
-A config that ends the child, hangs there or leaves its CUDA context broken would have done so to the library,
-and is passed over. The others are launched by the library's process from the cubins that were made here.
+A config that ends the child, hangs or leaves its CUDA context broken would do the same to the library, and is
+skipped. The library's process launches the other configs from the cubins that were compiled here.
 
 The child imports the kernel by its module and name, and gets arguments like the library's
 (`arguments.described`). Where that is not possible nothing is tried ahead, and the reason is reported.
@@ -30,10 +30,10 @@ from aot_tune.tuner.process.worker import START_SECONDS, RemoteError, Worker, Wo
 from aot_tune.values.arch import Arch
 
 LAUNCH_SECONDS = 20.0
-"""The longest launch in the child, seconds. The largest products take 0.1 s."""
+"""Longest launch in the child, seconds. The largest products take 0.1 s."""
 
 _TOO_LONG = "exceeded timeout", "no answer within"
-"""Words of a compilation that was ended because it took too long."""
+"""Words in the message of a compilation that took too long."""
 
 _POLL_SECONDS = 1.0
 """Longest wait for the next cubins, seconds."""
@@ -41,26 +41,33 @@ _POLL_SECONDS = 1.0
 
 @dataclass(frozen=True, kw_only=True)
 class Tried:
-    """What is known of a config before the library's process runs it."""
+    """Result of trying a config ahead."""
 
     cubin: cutile.Cubin | None
-    """Its code; None where it took the compiler too long."""
+    """Machine code; None where the config compiles too slowly."""
 
     passed_over: str = ""
-    """Why it is not run: how the child that launched it ended, or that it compiles too slowly; else empty."""
+    """Why the config is skipped: how it ended the child, or that it compiles too slowly. Else empty."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Prepared:
-    """A config that can be compiled and launched elsewhere."""
+    """Config as values that other processes can compile and launch."""
 
     at: int
+    """Place in the search space."""
+
     name: str
-    """The qualified name of the kernel's function."""
+    """Qualified name of the kernel's function."""
+
     job: CompileJob
+    """Compilation of the config."""
+
     grid: tuple[int, ...]
+    """Grid of the launch."""
+
     args: list[dict[str, Any]] | None
-    """The arguments as plain values; None where no other process can be given them."""
+    """Arguments as plain values; None where another process cannot make such arguments."""
 
 
 class Ahead:
@@ -68,8 +75,8 @@ class Ahead:
 
     Args:
         device: The GPU's number.
-        folder: Where cubins are kept for the next run.
-        launcher: ``package.module:Class`` of what launches in the child; tests name a scripted one.
+        folder: The folder where cubins are kept for the next run.
+        launcher: ``package.module:Class`` of the child's launcher. Tests name a scripted one.
     """
 
     def __init__(
@@ -86,26 +93,25 @@ class Ahead:
         """Compile configs and launch each.
 
         Args:
-            call: What the library asked for.
-            kernel: Its kernel.
+            call: The library's search.
+            kernel: The library's kernel.
             digest: The kernel's source hash in this process.
             arch: The GPU's arch.
-            places: The configs, by their place in the search space.
+            places: The configs' places in the search space.
 
         Returns:
-            What is known, by place. A config that does not compile, or cannot be sent, is left out.
+            The results by place. A config that does not compile, or cannot be sent, is left out.
 
         Raises:
-            NotRecordableError: Nothing can be tried ahead; the message says why.
+            NotRecordableError: Nothing can be tried ahead. The message gives the reason.
         """
         function = cutile.python_function(kernel)
         module, name = function.__module__, function.__qualname__
         if module == "__main__" or "<locals>" in name:
             raise NotRecordableError(f"no other process can import {name} from {module}")
         contents: dict[str, torch.Tensor] = {}
-        prepared = [
-            one for at in places if (one := _prepared(call, kernel, digest, arch, at, contents)) is not None
-        ]
+        configs = (_prepared(call, kernel, digest, arch, at, contents) for at in places)
+        prepared = [config for config in configs if config is not None]
         if not prepared:
             return {}
         with tempfile.TemporaryDirectory(prefix="aot-tune-ahead-") as folder:
@@ -123,24 +129,24 @@ class Ahead:
     def _tried(self, prepared: Sequence[_Prepared], digest: str, contents: Path) -> dict[int, Tried]:
         pool = self._compilers()
         by_key: dict[str, list[_Prepared]] = {}
-        for one in prepared:
-            by_key.setdefault(one.job.key, []).append(one)
+        for config in prepared:
+            by_key.setdefault(config.job.key, []).append(config)
         results = {}
-        for one in prepared:  # they compile while the child starts
-            pool.submit(one.job)
-        self._same_code(prepared[0], digest)
+        for config in prepared:  # they compile while the child starts
+            pool.submit(config.job)
+        self._check_code(prepared[0], digest)
         while pool.unfinished:
             for result in pool.poll(_POLL_SECONDS):
-                for one in by_key.get(result.key, ()):
+                for config in by_key.get(result.key, ()):
                     if isinstance(result, Compiled):
-                        results[one.at] = self._launched(one, result, contents)
+                        results[config.at] = self._launched(config, result, contents)
                     elif any(words in result.message for words in _TOO_LONG):
                         slow = f"it does not compile within {self._limit_s:g} s"
-                        results[one.at] = Tried(cubin=None, passed_over=slow)
+                        results[config.at] = Tried(cubin=None, passed_over=slow)
         return results
 
     def _compilers(self) -> CompilePool:
-        """The compiling children, whose limit is the library's where it has set one."""
+        """Return the compiling children, with the library's time limit where it sets one."""
         limit_s = cutile.compiler_limit() or COMPILE_SECONDS
         if self._pool is not None and self._limit_s != limit_s:
             self._pool.close()
@@ -150,35 +156,36 @@ class Ahead:
             self._pool = CompilePool(usable_cores(), limit_s, self._folder)
         return self._pool
 
-    def _same_code(self, one: _Prepared, digest: str) -> None:
-        """Make sure that the child, and so the compiling ones, import the code that is searched here.
+    def _check_code(self, config: _Prepared, digest: str) -> None:
+        """Check that a child imports the code that is searched here.
 
         Raises:
-            NotRecordableError: They do not.
+            NotRecordableError: The child imports other code.
         """
-        module = one.job.module
-        found = self._running().request("hash_of", {"module": module, "name": one.name}, START_SECONDS)
-        if found != digest:
-            raise NotRecordableError(f"importing {module} elsewhere gives other code of {one.name}")
+        module, name = config.job.module, config.name
+        imported = self._running().request("hash_of", {"module": module, "name": name}, START_SECONDS)
+        if imported != digest:
+            raise NotRecordableError(f"another process that imports {module} gets other code of {name}")
 
     def _running(self) -> Worker:
         if self._child is None:
             self._child = Worker(self._launcher, {"device": self._device})
         return self._child
 
-    def _launched(self, one: _Prepared, compiled: Compiled, contents: Path) -> Tried:
-        cubin = cutile.Cubin(compiled.path.read_bytes(), one.job.signature)
-        if one.args is None:
+    def _launched(self, config: _Prepared, compiled: Compiled, contents: Path) -> Tried:
+        cubin = cutile.Cubin(compiled.path.read_bytes(), config.job.signature)
+        if config.args is None:
             return Tried(cubin=cubin)
         request = {
-            "module": one.job.module, "name": one.name, "hints": one.job.hints, "cubin": compiled.path,
-            "symbol": one.job.signature, "grid": one.grid, "args": one.args, "contents": contents,
+            "module": config.job.module, "name": config.name, "hints": config.job.hints,
+            "cubin": compiled.path, "symbol": config.job.signature, "grid": config.grid,
+            "args": config.args, "contents": contents,
         }  # fmt: skip
         child = self._running()
-        child.wait_ready()  # one that does not start is not the config's fault
+        child.wait_ready()  # a child that does not start is not the config's fault
         try:
             child.request("launch", request, LAUNCH_SECONDS)
-        except RemoteError:  # such as no memory for a second copy: the library's process finds out itself
+        except RemoteError:  # such as no memory for a second copy: the library's process will see
             return Tried(cubin=cubin)
         except WorkerTimeout:
             killed = f"it had not ended after {LAUNCH_SECONDS:g} s in a process that tried it first"
@@ -204,7 +211,7 @@ class Ahead:
 def _prepared(
     call: SearchCall, kernel: Any, digest: str, arch: Arch, at: int, contents: dict[str, torch.Tensor]
 ) -> _Prepared | None:
-    """A config as values; None where it cannot be told before it is launched, or has another kernel."""
+    """Return a config as values; None where the library's functions fail, or give another kernel."""
     config = call.space[at]
     try:
         own, hints = call.kernel_of(config), call.hints_fn(config) if call.hints_fn else {}
@@ -213,7 +220,7 @@ def _prepared(
             return None
         flat = cutile.hints_of(cutile.with_hints(own, hints), arch)
         signature = cutile.signature_of(own, args)
-    except Exception:  # it fails in the search too, and is listed there
+    except Exception:  # the search fails too, and lists the config
         return None
     try:
         plain: list[dict[str, Any]] | None = described(args, contents)

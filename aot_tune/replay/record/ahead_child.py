@@ -1,4 +1,4 @@
-"""The child process that launches a library's configs first, in a CUDA context of its own. It may die."""
+"""Launch a library's configs first, in a child process with its own CUDA context. The child may die."""
 
 from __future__ import annotations
 
@@ -16,14 +16,14 @@ from aot_tune.replay.fit import hash_now, kernel_of
 from aot_tune.replay.record.arguments import rebuilt
 
 BROKEN = 86
-"""The exit code of a child whose CUDA context a config has left broken."""
+"""Exit code of a child whose CUDA context a config has broken."""
 
 
 class Launcher:
     """Answers the requests of `aot_tune.replay.record.ahead.Ahead`.
 
     Args:
-        report: Sends a progress message; none is sent.
+        report: Sends a progress message. It is not used.
         device: The GPU's number.
     """
 
@@ -32,10 +32,10 @@ class Launcher:
         torch.cuda.set_device(self._device)
         torch.zeros(1, device=self._device)  # makes the context
         self._kernels: list[Any] = []
-        """Kernels that were launched: cuTile must not lose one."""
+        """Launched kernels, kept because cuTile must not lose one."""
 
     def hash_of(self, module: str, name: str) -> str:
-        """Import a kernel, and return its source hash; empty where it cannot be hashed.
+        """Import a kernel and return its source hash; empty where it cannot be hashed.
 
         Raises:
             UsageError: The module cannot be imported, or has no such kernel.
@@ -53,13 +53,13 @@ class Launcher:
         args: Sequence[Any],
         contents: Path,
     ) -> None:
-        """Launch one config from its cubin on arguments like the library's, and wait for it.
+        """Launch a config from its cubin on arguments like the library's, and wait for its end.
 
         Ends the process with `BROKEN` where nothing can be launched after it.
         """
         code = cubin.read_bytes()
-        made = cutile.Cubin(code, symbol) if has_symbol(code, symbol) else None
-        kernel = cutile.with_hints(kernel_of(module, name), hints, cubins=lambda signature, arch: made)
+        loaded = cutile.Cubin(code, symbol) if has_symbol(code, symbol) else None
+        kernel = cutile.with_hints(kernel_of(module, name), hints, cubins=lambda signature, arch: loaded)
         self._kernels.append(kernel)
         built = rebuilt(args, torch.load(contents, weights_only=True), self._device)
         stream = torch.cuda.current_stream(self._device).cuda_stream

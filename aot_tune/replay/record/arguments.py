@@ -1,7 +1,8 @@
-"""A launch's arguments as plain values, and arguments like them, made in another process.
+"""Describe a launch's arguments as plain values, and make arguments like them in another process.
 
-Of a tensor go its shape, strides, dtype and the place of its start; its contents only where they are whole
-numbers, which may be indices. Other contents are zeros: where a kernel writes does not depend on them.
+A tensor is described by its shape, strides, dtype and the offset of its start. Its contents are sent only
+where they are whole numbers, which may be indices. Other contents are zeros: where a kernel writes does not
+depend on them.
 """
 
 from __future__ import annotations
@@ -14,22 +15,21 @@ import torch
 from aot_tune.errors import NotRecordableError
 
 MOST_CONTENTS = 64 << 20
-"""The largest tensor whose contents are handed on, bytes. A larger one of whole numbers is no index, but
-quantised weights."""
+"""Largest tensor whose contents are sent, bytes. A larger tensor of whole numbers holds quantised weights."""
 
 ALIGNMENT = 512
-"""The alignment of torch's allocations, bytes: how far a tensor starts beyond it is kept."""
+"""Alignment of torch's allocations, bytes. A tensor's offset from it is kept."""
 
 
 def described(args: Sequence[Any], contents: dict[str, torch.Tensor]) -> list[dict[str, Any]]:
-    """Arguments as values that JSON holds.
+    """Describe arguments as values that JSON holds.
 
     Args:
         args: A launch's arguments.
-        contents: Takes a copy of each tensor of whole numbers, on the host, by its key.
+        contents: Receives a copy of each tensor of whole numbers, on the host, by its key.
 
     Raises:
-        NotRecordableError: An argument is no tensor, number, text or list of these.
+        NotRecordableError: An argument is not a tensor, number, text or list of these.
     """
     return [_described(arg, contents) for arg in args]
 
@@ -41,7 +41,9 @@ def _described(arg: Any, contents: dict[str, torch.Tensor]) -> dict[str, Any]:
         return {"list" if isinstance(arg, list) else "tuple": described(arg, contents)}
     if arg is None or type(arg) in (bool, int, float, str):
         return {"value": arg}
-    raise NotRecordableError(f"an argument is a {type(arg).__name__}, which no other process can be given")
+    raise NotRecordableError(
+        f"an argument is a {type(arg).__name__}, which cannot be sent to another process"
+    )
 
 
 def _tensor(tensor: torch.Tensor, contents: dict[str, torch.Tensor]) -> dict[str, Any]:
@@ -61,30 +63,31 @@ def _tensor(tensor: torch.Tensor, contents: dict[str, torch.Tensor]) -> dict[str
 def rebuilt(
     args: Sequence[Mapping[str, Any]], contents: Mapping[str, torch.Tensor], device: torch.device
 ) -> tuple[Any, ...]:
-    """Arguments like those that were `described`. What was one tensor is one tensor again."""
-    made: dict[str, torch.Tensor] = {}
-    return tuple(_rebuilt(arg, contents, device, made) for arg in args)
+    """Make arguments like those that were `described`. Arguments that shared a tensor share one again."""
+    tensors: dict[str, torch.Tensor] = {}
+    return tuple(_rebuilt(arg, contents, device, tensors) for arg in args)
 
 
 def _rebuilt(
     arg: Mapping[str, Any],
     contents: Mapping[str, torch.Tensor],
     device: torch.device,
-    made: dict[str, torch.Tensor],
+    tensors: dict[str, torch.Tensor],
 ) -> Any:
     if "value" in arg:
         return arg["value"]
     if "tensor" in arg:
         key = arg["same"]
-        if key not in made:
-            made[key] = _like(arg["tensor"], contents.get(key), device)
-        return made[key]
+        if key not in tensors:
+            tensors[key] = _like(arg["tensor"], contents.get(key), device)
+        return tensors[key]
     (kind, parts), *_ = arg.items()
-    built = [_rebuilt(part, contents, device, made) for part in parts]
-    return built if kind == "list" else tuple(built)
+    items = [_rebuilt(part, contents, device, tensors) for part in parts]
+    return items if kind == "list" else tuple(items)
 
 
 def _like(facts: Mapping[str, Any], held: torch.Tensor | None, device: torch.device) -> torch.Tensor:
+    """Make a tensor from its description, with the contents `held`; zeros where None."""
     dtype, shape, strides = getattr(torch, facts["dtype"]), facts["shape"], facts["strides"]
     beyond = facts["beyond"] // dtype.itemsize
     reach = 1 + sum((size - 1) * stride for size, stride in zip(shape, strides, strict=True))

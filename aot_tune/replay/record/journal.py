@@ -1,4 +1,4 @@
-"""One search's outcomes in the journal of its kernel. Knows neither a GPU nor a library."""
+"""Outcomes of one search in the journal of its kernel."""
 
 from __future__ import annotations
 
@@ -11,15 +11,15 @@ from aot_tune.tuner.sweep.journal import Journal, Record
 from aot_tune.values.config import Config
 
 _LONGEST_MESSAGE = 2_000
-"""The most characters of a failure's message that are kept."""
+"""Most characters of a failure's message that are kept."""
 
 
 class SearchJournal:
-    """The outcomes of one search by place of the config in the search space.
+    """Outcomes of one search, by the config's place in the search space.
 
     Args:
-        journal: The journal of the search's kernel; several searches share it.
-        key: What tells this search from the others of its kernel.
+        journal: The journal of the kernel, which all its searches share.
+        key: The name of this search in the journal.
     """
 
     def __init__(self, journal: Journal, key: str) -> None:
@@ -57,15 +57,15 @@ class SearchJournal:
             self._rounds[at, record["round"]] = time
 
     def outcome(self, at: int) -> Measurement | Failure | None:
-        """The outcome of an earlier run; None where there is none."""
+        """Return an earlier run's outcome; None where there is none."""
         return self._outcomes.get(at)
 
     def round(self, at: int, number: int) -> Measurement | None:
-        """The time of a round of the finals of an earlier run; None where there is none."""
+        """Return an earlier run's time in a round of the finals; None where there is none."""
         return self._rounds.get((at, number))
 
     def killed(self, at: int) -> bool:
-        """Whether an earlier run began with a config and did not live to write an outcome."""
+        """Return whether an earlier run began a config and ended before its outcome."""
         return at in self._begun and at not in self._outcomes
 
     def begin(self, at: int) -> None:
@@ -74,7 +74,7 @@ class SearchJournal:
             self._journal.append({"search": self._key, "config": at, "what": "begun"})
 
     def abandon(self, at: int) -> None:
-        """Write that a config was left in the middle for a reason that is not its own."""
+        """Write that a config was interrupted for a reason that is not its own."""
         self._journal.append({"search": self._key, "config": at, "what": "abandoned"})
 
     def write(self, at: int, outcome: Measurement | Failure, *, number: int | None = None) -> None:
@@ -82,7 +82,7 @@ class SearchJournal:
 
         Args:
             at: The config's place.
-            outcome: What came of it.
+            outcome: The config's time or failure.
             number: The round of the finals; None for the first time.
         """
         if number is None and self._outcomes.get(at) == outcome:
@@ -103,7 +103,7 @@ class SearchJournal:
 
 
 def accepts(record: Record) -> bool:
-    """Whether a record is one of a search."""
+    """Return whether a record is valid for a search."""
     place, what = record.get("config"), record.get("what")
     if not isinstance(record.get("search"), str) or type(place) is not int or place < 0:
         return False

@@ -1,7 +1,4 @@
-"""Look at what a library launches beside its searches.
-
-What no search measured is a remark for its author, and gets a cubin too.
-"""
+"""Watch a library's launches. A launch that no search measured gives a remark, and gets a cubin too."""
 
 from __future__ import annotations
 
@@ -13,12 +10,12 @@ from typing import Any
 
 from aot_tune.nvidia import cutile
 from aot_tune.replay.answer.install import exchange
-from aot_tune.replay.problem import Problem, read_problem
+from aot_tune.replay.problem import Problem, parameters_of, read_problem
 from aot_tune.replay.table import Launched
 from aot_tune.serve.runtime import runtime
 
 launch_passed_on = True
-"""The functions here call cuTile's launch for others: see `aot_tune.nvidia.cutile.PASSED_ON`."""
+"""Marks that functions of this module call cuTile's launch for others: `aot_tune.nvidia.cutile.PASSED_ON`."""
 
 HINTS = "launched with hints that no search measured"
 ARGUMENTS = "launched with arguments that no search was for"
@@ -26,36 +23,36 @@ ARGUMENTS = "launched with arguments that no search was for"
 
 @dataclass(frozen=True, kw_only=True)
 class Measured:
-    """What the searches of one kernel were for."""
+    """Measured hints and problems of one kernel."""
 
     hints: list[Mapping[str, int]] = field(default_factory=list)
-    """The hints of each config that was timed."""
+    """Hints of each config that was timed."""
 
     problems: list[Problem] = field(default_factory=list)
-    """What each search was for."""
+    """Problem of each search."""
 
 
 class Launches:
     """Watches the launches of kernels that were searched.
 
     Args:
-        remark: Receives the kernel's function and a remark, the first of each kind for each kernel.
-        launched: Receives the kernel's function and what it was launched with.
+        remark: Receives the kernel's function and a remark, once for each kind and kernel.
+        launched: Receives the kernel's function and each launch.
     """
 
     def __init__(self, remark: Callable[[Any, str], None], launched: Callable[[Any, Launched], None]) -> None:
         self._remark = remark
         self._launched = launched
         self._measured: dict[Any, Measured] = {}
-        self._said: set[tuple[Any, str]] = set()
+        self._remarked: set[tuple[Any, str]] = set()
         self._original: Any = None
         self._watching: Any = None
 
     def searched(self, kernel: Any, hints: Sequence[Mapping[str, int]], problem: Problem) -> None:
         """Watch a kernel's launches from now on."""
-        of_kernel = self._measured.setdefault(cutile.python_function(kernel), Measured())
-        of_kernel.hints.extend(one for one in hints if one not in of_kernel.hints)
-        of_kernel.problems.append(problem)
+        measured = self._measured.setdefault(cutile.python_function(kernel), Measured())
+        measured.hints.extend(hint for hint in hints if hint not in measured.hints)
+        measured.problems.append(problem)
         if self._original is None:
             self._original = cutile.launching()
             self._watching = self._watched(self._original)
@@ -72,7 +69,7 @@ class Launches:
             result = launch(*args, **kwargs)
             ours = str(sys._getframe(1).f_globals.get("__name__", "")).startswith("aot_tune.")
             if not ours and len(args) == 4:
-                with suppress(Exception):  # a remark is no reason to disturb the program
+                with suppress(Exception):  # a remark must not disturb the program
                     self._look(args[2], args[3])
             return result
 
@@ -86,8 +83,8 @@ class Launches:
         hints = cutile.hints_of(kernel, runtime().device(runtime().current_device()).arch)
         self._launched(function, Launched(tuple(hints.items()), cutile.signature_of(kernel, args)))
         for kind, remark in self._remarks(kernel, args, measured):
-            if (function, kind) not in self._said:
-                self._said.add((function, kind))
+            if (function, kind) not in self._remarked:
+                self._remarked.add((function, kind))
                 self._remark(function, remark)
 
     def _remarks(self, kernel: Any, args: Sequence[Any], measured: Measured) -> Iterator[tuple[str, str]]:
@@ -97,18 +94,14 @@ class Launches:
         if hints not in measured.hints:
             named = ", ".join(f"{name}={value}" for name, value in hints.items())
             yield HINTS, f"it is {HINTS}: {named}"
-        constants = set(cutile.constant_parameters(kernel))
-        parameters = [(name, name in constants) for name, _ in cutile.parameters(kernel)]
-        nearest: list[str] | None = None
+        parameters = parameters_of(kernel)
+        fewest: list[str] | None = None
         for problem in measured.problems:
             asked = read_problem(parameters, args, problem.varying, device.sm_count)
-            other = [
-                name
-                for name, one, its in zip(asked.names, asked.arguments, problem.arguments, strict=True)
-                if one != its
-            ]
-            if nearest is None or len(other) < len(nearest):
-                nearest = other
-        if nearest:
+            arguments = zip(asked.names, asked.arguments, problem.arguments, strict=True)
+            differing = [name for name, launched, searched in arguments if launched != searched]
+            if fewest is None or len(differing) < len(fewest):
+                fewest = differing
+        if fewest:
             coarse = "the key of the library's own cache may be too coarse"
-            yield ARGUMENTS, f"it is {ARGUMENTS}: {', '.join(nearest)}; {coarse}"
+            yield ARGUMENTS, f"it is {ARGUMENTS}: {', '.join(fewest)}; {coarse}"

@@ -1,4 +1,4 @@
-"""The contents of a launch's tensors: saved, restored and compared, so that a search changes none of them.
+"""Save, restore and compare the contents of a launch's tensors, so that a search changes none.
 
 A tensor without contents (on the device "meta") is left alone.
 """
@@ -19,18 +19,18 @@ TOLERANCES = {
     torch.float16: 5e-3,
     torch.bfloat16: 2e-2,
 }
-"""How far outputs of two configs may be apart, as a fraction of the largest expected value: they add in
-another order, and float32 products may run in tf32. Narrower floating-point types have `NARROW`."""
+"""Largest difference of two configs' outputs, as a fraction of the largest expected value. Configs add in
+other orders, and float32 products may run in tf32. Narrower floating-point types have `NARROW`."""
 
 NARROW = 0.13
-"""The tolerance of eight-bit and narrower floating-point types: two steps of their three mantissa bits."""
+"""Tolerance of eight-bit and narrower floating-point types: two steps of their three mantissa bits."""
 
 Places = tuple[int, ...]
-"""Where a tensor lies in a launch's arguments: its position, and below it those in lists."""
+"""Place of a tensor in a launch's arguments: its position, followed by positions in lists."""
 
 
 def tensors_of(args: Sequence[Any]) -> dict[Places, torch.Tensor]:
-    """All tensors with contents among arguments, those in lists too, by their place."""
+    """Return all tensors with contents among arguments and in lists, by place."""
     return dict(_tensors(args, ()))
 
 
@@ -45,16 +45,16 @@ def _tensors(args: Sequence[Any], above: Places) -> Iterator[tuple[Places, torch
 
 @dataclass(frozen=True, kw_only=True)
 class Memory:
-    """The tensors that a kernel changes: what they held before a launch, and what the first config left."""
+    """Contents of the tensors that a kernel changes, before and after the first config."""
 
     before: Mapping[Places, torch.Tensor]
-    """Their contents before the launch."""
+    """Contents before the launch."""
 
     after: Mapping[Places, torch.Tensor]
-    """Their contents after it: what every other config has to compute too."""
+    """Contents after the launch. Every other config has to compute them too."""
 
     def restore(self, args: Sequence[Any]) -> None:
-        """Give the changed tensors of a launch's arguments what they held before.
+        """Copy the contents before the launch back into the changed tensors.
 
         A tensor whose shape varies with the config is left as `args_fn` made it.
         """
@@ -64,7 +64,7 @@ class Memory:
                 tensor.copy_(held)
 
     def difference(self, args: Sequence[Any], names: Sequence[str]) -> str | None:
-        """What a config computed otherwise than the first, in words; None where it is the same.
+        """Return how a config's results differ from the first config's, in words; None where they do not.
 
         Args:
             args: The arguments after the launch.
@@ -85,7 +85,7 @@ class Memory:
 
 
 def saved(args: Sequence[Any]) -> dict[Places, torch.Tensor]:
-    """Copies of all tensors; on the host where the GPU's memory is too small."""
+    """Copy all tensors; to the host where the GPU's memory is too small."""
     return {place: _copy(tensor) for place, tensor in tensors_of(args).items()}
 
 
@@ -101,7 +101,7 @@ def observed(before: Mapping[Places, torch.Tensor], args: Sequence[Any]) -> Memo
 
     Args:
         before: Copies of all tensors from before the launch.
-        args: Its arguments, after it.
+        args: The launch's arguments, after it.
     """
     tensors = tensors_of(args)
     changed = {
@@ -110,28 +110,28 @@ def observed(before: Mapping[Places, torch.Tensor], args: Sequence[Any]) -> Memo
     return Memory(before=changed, after={place: _copy(tensors[place]) for place in changed})
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(bits(one), bits(other)) if one.numel() else True
+def _same(tensor: torch.Tensor, expected: torch.Tensor) -> bool:
+    return torch.equal(bits(tensor), bits(expected)) if tensor.numel() else True
 
 
 def tolerance(dtype: torch.dtype) -> float:
-    """The tolerance of a dtype; 0 for whole numbers, which must be equal."""
+    """Return the tolerance of a dtype; 0 for whole numbers, which must be equal."""
     return TOLERANCES.get(dtype, NARROW) if dtype.is_floating_point else 0.0
 
 
 def distance(tensor: torch.Tensor, expected: torch.Tensor) -> float:
-    """The largest difference as a fraction of the largest expected value; infinite where one alone is NaN."""
+    """Return the largest difference / the largest expected value; infinite where only one side is NaN."""
     if _same(tensor, expected.to(tensor.device)):
         return 0.0
     if not expected.dtype.is_floating_point:
         return float("inf")
     wide = torch.float64 if expected.dtype == torch.float64 else torch.float32
     largest = most = 0.0
-    for part, right in zip(chunks(tensor), chunks(expected.to(tensor.device)), strict=True):
-        one, other = part.to(wide), right.to(wide)
-        if bool((one.isfinite() != other.isfinite()).any()) or bool((one.isnan() != other.isnan()).any()):
+    for part, expected_part in zip(chunks(tensor), chunks(expected.to(tensor.device)), strict=True):
+        got, want = part.to(wide), expected_part.to(wide)
+        finite = want.isfinite()
+        if bool((got.isfinite() != finite).any()) or bool((got.isnan() != want.isnan()).any()):
             return float("inf")
-        finite = other.isfinite()
-        largest = max(largest, float(torch.where(finite, other.abs(), 0.0).max()))
-        most = max(most, float(torch.where(finite, (one - other).abs(), 0.0).max()))
+        largest = max(largest, float(torch.where(finite, want.abs(), 0.0).max()))
+        most = max(most, float(torch.where(finite, (got - want).abs(), 0.0).max()))
     return most / largest if largest else (float("inf") if most else 0.0)

@@ -1,4 +1,4 @@
-"""Run a program in which every search of a library is recorded, and tell what was recorded."""
+"""Run a program in which every search of a library is recorded, and report the recordings."""
 
 from __future__ import annotations
 
@@ -24,19 +24,19 @@ from aot_tune.tables.files import check_writable, write_atomic
 
 @dataclass(frozen=True, kw_only=True)
 class Recording:
-    """What came of recording a program."""
+    """Recordings of a program, over all its processes."""
 
     exit_code: int
-    """The program's exit code."""
+    """Program's exit code."""
 
     sites: tuple[Site, ...]
-    """What was recorded at each place, over all processes of the program."""
+    """Recordings at each place of a library."""
 
     tables: tuple[str, ...]
-    """The tables that were written."""
+    """Tables that were written."""
 
     pythons: int
-    """The number of Python processes that would have recorded a search."""
+    """Number of Python processes that would have recorded a search."""
 
 
 def record(
@@ -46,7 +46,7 @@ def record(
 
     Args:
         command: The program and its arguments.
-        out: The folder of tables; None for that of each library's own package.
+        out: The folder of tables; None for the one in each library's own package.
         package: Record only kernels of this top-level package; None for all.
         journals: The folder of journals.
 
@@ -72,59 +72,60 @@ def record(
             out=[str(out.absolute())] if out is not None else [],
             package=[package] if package is not None else [],
             journals=[str(journals.absolute())],
-            told=[folder],
+            reports=[folder],
         )
         pythons = len(list(Path(folder).glob("*.began")))
         sites: dict[tuple[str, str], Site] = {}
         tables: dict[str, None] = {}
         for path in sorted(Path(folder).glob("*.json")):
-            one = json.loads(path.read_text())
-            tables |= dict.fromkeys(one["tables"])
-            for site in one["sites"]:
+            report = json.loads(path.read_text())
+            tables |= dict.fromkeys(report["tables"])
+            for site in report["sites"]:
                 _add(sites, Site(**{**site, "remarks": dict.fromkeys(site["remarks"])}))
     return Recording(exit_code=code, sites=tuple(sites.values()), tables=tuple(tables), pythons=pythons)
 
 
 def _add(sites: dict[tuple[str, str], Site], site: Site) -> None:
-    there = sites.setdefault((site.place, site.kernel), site)
-    if there is not site:
-        there.problems += site.problems
-        there.searches += site.searches
-        there.gains += site.gains
-        there.failures += site.failures
-        there.wrong += site.wrong
-        there.remarks |= site.remarks
+    """Add another process's recordings at one place."""
+    total = sites.setdefault((site.place, site.kernel), site)
+    if total is not site:
+        total.problems += site.problems
+        total.searches += site.searches
+        total.gains += site.gains
+        total.failures += site.failures
+        total.wrong += site.wrong
+        total.remarks |= site.remarks
 
 
 def begin() -> None:
-    """Record every search of this process, and tell the parent. Called when Python starts."""
-    told = options()
+    """Record every search of this process, and report to the parent. Called when Python starts."""
+    passed = options()
     recorder = Recorder(
-        out=Path(told["out"][0]) if told.get("out") else None,
-        package=told["package"][0] if told.get("package") else None,
-        journals=Path(told["journals"][0]),
+        out=Path(passed["out"][0]) if passed.get("out") else None,
+        package=passed["package"][0] if passed.get("package") else None,
+        journals=Path(passed["journals"][0]),
     )
-    folder = Path(told["told"][0])
+    folder = Path(passed["reports"][0])
     with suppress(OSError):  # the parent may be gone, or the disk full: the program runs
         (folder / f"{os.getpid()}.began").touch()
 
-    def record_and_tell(call: SearchCall) -> Any:
+    def record_and_report(call: SearchCall) -> Any:
         try:
             return recorder(call)
         finally:
-            _tell(recorder, folder)  # at once, since a program that is killed tells nothing at its end
+            _report(recorder, folder)  # at once: a program that is killed reports nothing at its end
 
     install()
-    record_with(record_and_tell)
+    record_with(record_and_report)
     atexit.register(_end, recorder, folder)
 
 
 def _end(recorder: Recorder, folder: Path) -> None:
     recorder.end()
-    _tell(recorder, folder)
+    _report(recorder, folder)
 
 
-def _tell(recorder: Recorder, folder: Path) -> None:
+def _report(recorder: Recorder, folder: Path) -> None:
     if not recorder.sites or not folder.is_dir():  # the parent may be gone
         return
     sites = [{**asdict(site), "remarks": list(site.remarks)} for site in recorder.sites.values()]
@@ -133,4 +134,4 @@ def _tell(recorder: Recorder, folder: Path) -> None:
     try:
         write_atomic(folder / f"{os.getpid()}.json", text.encode(), durable=False)
     except StoreError as error:
-        sys.stderr.write(f"aot-tune: what was recorded cannot be told: {error}\n")
+        sys.stderr.write(f"aot-tune: cannot report the recording to the parent: {error}\n")

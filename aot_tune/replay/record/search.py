@@ -1,15 +1,15 @@
-"""Make a library's search once, by this project's ways, in the process where its tensors are.
+"""Make a library's search once, with the tuner's measurements, in the process where its tensors are.
 
-1. Each config is tried ahead where that is possible (`aot_tune.replay.record.ahead`): one that would end this
-   process is passed over. Then it is launched once on what the tensors held before; one whose outputs differ
-   from the first config's cannot win, because the library gives no reference to compare with.
-2. Each right config is timed. Those near the fastest are timed again, interleaved in rounds, until their
-   order is outside the noise.
-3. Configs that tie go to the one that comes first in the search space.
-4. The tensors get back what they held.
+1. Each config is tried ahead where possible (`aot_tune.replay.record.ahead`). A config that would end this
+   process is skipped. Then each is launched once on the tensors' contents from before the search. A config
+   whose outputs differ from the first config's cannot win, since the library gives no reference.
+2. Each right config is timed. The configs near the fastest are timed again, interleaved in rounds, until
+   their order is outside the noise.
+3. Of configs that tie the first of the search space wins.
+4. The tensors get their contents back.
 
-Each outcome is in the journal before the next config runs. A config that was begun and has none killed the
-process: it is passed over in the next run.
+Each outcome is in the journal before the next config runs. A config that was begun and has no outcome ended
+the process, and is skipped in the next run.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from typing import Any
 from aot_tune.errors import NotRecordableError
 from aot_tune.nvidia import cutile
 from aot_tune.replay.answer.searches import SearchCall
-from aot_tune.replay.problem import Problem, read_argument, read_problem
+from aot_tune.replay.problem import Problem, parameters_of, read_argument, read_problem
 from aot_tune.replay.record.ahead import Tried
 from aot_tune.replay.record.journal import SearchJournal
 from aot_tune.replay.record.memory import Memory, observed, saved
@@ -36,36 +36,36 @@ from aot_tune.values.text import error_in_words
 
 @dataclass(frozen=True, kw_only=True)
 class Identified:
-    """A search that can be told from others."""
+    """Search that can be recorded."""
 
     texts: tuple[str, ...]
-    """The configs, spelled."""
+    """Configs, spelled."""
 
     problem: Problem
-    """What it is for."""
+    """Problem of the search."""
 
     same_launches: int
-    """The number of configs that are the same launch as an earlier one: grid, hints and arguments."""
+    """Number of configs with the grid, hints and arguments of an earlier config."""
 
 
 @dataclass(kw_only=True)
 class Searched:
-    """What a search found; a config is named by its place in the search space."""
+    """Results of a search, by the config's place in the search space."""
 
     times: dict[int, Measurement] = field(default_factory=dict)
-    """The time of each right config; a finalist's from the rounds."""
+    """Time of each right config. A finalist's is from the rounds."""
 
     failures: dict[int, tuple[type[BaseException], str]] = field(default_factory=dict)
-    """The exception and the message of each config that failed."""
+    """Exception and message of each config that failed."""
 
     wrong: dict[int, str] = field(default_factory=dict)
-    """What each config computed otherwise than the first one that ran."""
+    """How each wrong config's results differ from those of the first that ran."""
 
     @property
     def winner(self) -> int:
-        """The fastest; of those that tie with it, the first of the search space."""
-        fastest = min(self.times.values(), key=lambda one: one.mean_us)
-        return min(at for at, one in self.times.items() if is_tie(one, fastest))
+        """Return the fastest config's place. Of configs that tie the first wins."""
+        fastest = min(self.times.values(), key=lambda time: time.mean_us)
+        return min(at for at, time in self.times.items() if is_tie(time, fastest))
 
 
 class WrongResultError(Exception):
@@ -73,31 +73,29 @@ class WrongResultError(Exception):
 
 
 class PassedOverError(Exception):
-    """A config is not tried: it ended this process in an earlier run, or failed where it was tried first."""
+    """A config is skipped: it ended this process in an earlier run, or failed where it was tried ahead."""
 
 
 def identified(call: SearchCall, texts: tuple[str, ...], device: Device) -> Identified:
-    """Read what a search is for. It calls `args_fn` for every config, as the search will.
+    """Read the problem of a search. Calls `args_fn` for every config, as the search will.
 
     Raises:
-        NotRecordableError: It cannot be told from others.
+        NotRecordableError: The search cannot be identified.
     """
-    kernel = call.kernel_of(call.space[0])
-    constants = set(cutile.constant_parameters(kernel))
-    parameters = [(name, name in constants) for name, _ in cutile.parameters(kernel)]
+    parameters = parameters_of(call.kernel_of(call.space[0]))
     read: list[tuple[Any, ...]] = []
     launches: list[Any] = []
     failed = ""
     for config in call.space:
-        asked = "args_fn"
+        called = "args_fn"
         try:
             args = tuple(call.args_fn(config))
-            asked = "grid_fn"
+            called = "grid_fn"
             grid = call.grid_fn(config)
-            asked = "hints_fn"
+            called = "hints_fn"
             hints = call.hints_fn(config) if call.hints_fn else {}
-        except Exception as error:  # this config fails in the search, too, and is listed there
-            failed = f"{asked} raises {error_in_words(error)}"
+        except Exception as error:  # the search fails too, and lists the config
+            failed = f"{called} raises {error_in_words(error)}"
             continue
         if len(args) != len(parameters):
             raise NotRecordableError(
@@ -111,20 +109,20 @@ def identified(call: SearchCall, texts: tuple[str, ...], device: Device) -> Iden
         launches.append((described, tuple(grid), repr(sorted(hints.items(), key=lambda item: item[0]))))
     if not read:
         raise NotRecordableError(f"{failed}, and no other config has arguments, grid and hints either")
-    varying = [at for at in range(len(parameters)) if len({one[at] for one in read}) > 1]
+    varying = [at for at in range(len(parameters)) if len({arguments[at] for arguments in read}) > 1]
     problem = read_problem(parameters, call.args_fn(call.space[0]), varying, device.sm_count)
     return Identified(texts=texts, problem=problem, same_launches=len(launches) - len(set(launches)))
 
 
 class LibrarySearch:
-    """One search of a library.
+    """Search of a library.
 
     Args:
-        call: What the library asked for.
-        known: What the search is for.
-        journal: Takes each outcome.
-        device_index: The GPU.
-        ahead: Tries configs, named by their places, before this process runs them.
+        call: The library's search.
+        known: The problem of the search.
+        journal: Receives each outcome.
+        device_index: The GPU's number.
+        ahead: Tries configs, given by their places, before this process runs them.
     """
 
     def __init__(
@@ -145,10 +143,10 @@ class LibrarySearch:
         self._memory: Memory | None = None
         self._original: tuple[Any, ...] = ()
         self._kernels: dict[int, Any] = {}
-        self._found = Searched()
+        self._results = Searched()
 
     def run(self) -> Searched:
-        """Do all of it; the tensors are restored whatever happens."""
+        """Search, and restore the tensors whatever happens."""
         places = range(len(self._call.space))
         try:
             self._tried = self._ahead([at for at in places if self._is_new(at)])
@@ -158,14 +156,14 @@ class LibrarySearch:
         finally:
             if self._memory is not None:
                 self._memory.restore(self._original)
-        return self._found
+        return self._results
 
     def kernel(self, at: int) -> Any:
-        """The kernel of a config with its hints; made once, because a launched one may not be dropped."""
+        """Return the kernel of a config with its hints. It is kept, since cuTile must not lose it."""
         if at not in self._kernels:
             config = self._call.space[at]
             hints = self._call.hints_fn(config) if self._call.hints_fn is not None else {}
-            # A plain kernel would compile again in each round: cuTile's search asks it for one without hints.
+            # A kernel without these hints would compile again in each round of cuTile's search.
             kernel = self._call.kernel_of(config)
             tried = self._tried.get(at)
             cubin = tried.cubin if tried is not None else None
@@ -176,7 +174,7 @@ class LibrarySearch:
         return self._kernels[at]
 
     def args(self, at: int) -> tuple[Any, ...]:
-        """The arguments of a config, with what they held before the search."""
+        """Return the arguments of a config, with their contents from before the search."""
         args = tuple(self._call.args_fn(self._call.space[at]))
         if self._memory is not None:
             self._memory.restore(args)
@@ -185,12 +183,12 @@ class LibrarySearch:
     # One config ---------------------------------------------------------------------------------------------
 
     def _is_new(self, at: int) -> bool:
-        """Whether a config will run, and no earlier run has shown that it lets the process live."""
+        """Return whether a config will run that no earlier run has finished."""
         return self._journal.outcome(at) is None and not self._journal.killed(at)
 
     def _measure(self, at: int) -> None:
         known = self._journal.outcome(at)
-        # The first that runs must run in this process too: the others are compared with what it leaves.
+        # The first right config runs in this process too: the others are compared with its results.
         if known is not None and (self._memory is not None or not isinstance(known, Measurement)):
             self._keep(at, known)
             return
@@ -210,19 +208,19 @@ class LibrarySearch:
         except BaseException:  # Ctrl-C: the config is not to blame
             self._journal.abandon(at)
             raise
-        self._found.times[at] = outcome
+        self._results.times[at] = outcome
         self._journal.write(at, outcome)
 
     def _keep(self, at: int, outcome: Measurement | Failure) -> None:
         if isinstance(outcome, Measurement):
-            self._found.times[at] = outcome
+            self._results.times[at] = outcome
         elif outcome.stage == "verify":
             self._wrong(at, outcome.message)
         else:
-            self._found.failures[at] = (RuntimeError, outcome.message)
+            self._results.failures[at] = (RuntimeError, outcome.message)
 
     def _launch(self, at: int) -> None:
-        """Launch a config once, and look at what it changed."""
+        """Launch a config once, and check its results."""
         kernel, grid = self.kernel(at), self._call.grid_fn(self._call.space[at])
         args = self.args(at)
         before = saved(args) if self._memory is None else {}
@@ -243,65 +241,65 @@ class LibrarySearch:
             flush_l2=bool(self._call.options.get("flush_l2", True)),
         )
         best = result.best
-        taken = Measurement(
+        time = Measurement(
             config=_named(at),
             mean_us=float(best.mean_us),
             error_margin_us=float(best.error_margin_us),
             num_samples=int(best.num_samples),
         )
-        if not usable(taken):
-            raise RuntimeError(f"its time is {taken.mean_us:g} us")
-        return taken
+        if not usable(time):
+            raise RuntimeError(f"its time is {time.mean_us:g} us")
+        return time
 
     def _fail(self, at: int, error: Exception) -> None:
         message = str(error)
         if isinstance(error, WrongResultError):
             self._wrong(at, message)
         else:
-            self._found.failures[at] = (type(error), message)
+            self._results.failures[at] = (type(error), message)
         stage: Stage = "verify" if isinstance(error, WrongResultError) else "launch"
         self._journal.write(at, Failure(config=_named(at), stage=stage, message=message))
 
     def _wrong(self, at: int, message: str) -> None:
-        self._found.wrong[at] = message
-        self._found.failures[at] = (WrongResultError, message)
+        self._results.wrong[at] = message
+        self._results.failures[at] = (WrongResultError, message)
 
-    # Those near the fastest ---------------------------------------------------------------------------------
+    # Configs near the fastest -------------------------------------------------------------------------------
 
     def _finals(self) -> None:
-        times = {one.config: one for one in self._found.times.values()}
-        chosen = finalists(times, [_named(at) for at in list(self._found.times)[:1]])
-        places = {_named(at): at for at in self._found.times}
+        times = {time.config: time for time in self._results.times.values()}
+        chosen = finalists(times, [_named(at) for at in list(self._results.times)[:1]])
+        places = {_named(at): at for at in self._results.times}
         if len(chosen) < 2:
             return
-        taken: dict[Config, list[Measurement]] = {config: [] for config in chosen}
+        rounds: dict[Config, list[Measurement]] = {config: [] for config in chosen}
         for number in range(MOST_ROUNDS):
-            for config in in_turn(list(taken), number):
+            for config in in_turn(list(rounds), number):
                 at = places[config]
-                round_before = self._journal.round(at, number)
+                earlier = self._journal.round(at, number)
                 try:
-                    one = round_before or self._timed(at)
+                    time = earlier or self._timed(at)
                 except Exception as error:
-                    del taken[config]
-                    del self._found.times[at]
+                    del rounds[config]
+                    del self._results.times[at]
                     self._fail(at, error)
                     continue
-                if round_before is None:
-                    self._journal.write(at, one, number=number)
-                taken[config].append(one)
-            if not taken or settled(list(taken.values())):
+                if earlier is None:
+                    self._journal.write(at, time, number=number)
+                rounds[config].append(time)
+            if not rounds or settled(list(rounds.values())):
                 break
-        for config, rounds in taken.items():
-            self._found.times[places[config]] = combined(config, rounds)
+        for config, times_of_config in rounds.items():
+            self._results.times[places[config]] = combined(config, times_of_config)
 
 
 def _named(at: int) -> Config:
-    """A config's place in the search space, as the tuner's values name it."""
+    """Return a config of the tuner that holds the place in the search space."""
     return Config(constants={"place": at})
 
 
 def raise_as_cutile(call: SearchCall, failures: Mapping[int, tuple[type[BaseException], str]]) -> None:
-    """Raise what cuTile's search raises where no config ran.
+    """Raise the error of cuTile's search where no config ran.
 
     Raises:
         ValueError: Always.
@@ -312,16 +310,16 @@ def raise_as_cutile(call: SearchCall, failures: Mapping[int, tuple[type[BaseExce
     )
 
 
-def as_result(call: SearchCall, found: Searched) -> Any:
-    """The ``TuningResult`` that the library gets."""
+def as_result(call: SearchCall, results: Searched) -> Any:
+    """Return the results of a search as cuTile's ``TuningResult``."""
     measured = {
         at: cutile.measurement(
             call.space[at],
-            mean_us=one.mean_us,
-            error_margin_us=one.error_margin_us,
-            num_samples=one.num_samples,
+            mean_us=time.mean_us,
+            error_margin_us=time.error_margin_us,
+            num_samples=time.num_samples,
         )
-        for at, one in sorted(found.times.items())
+        for at, time in sorted(results.times.items())
     }
-    failures = [(call.space[at], kind, message) for at, (kind, message) in sorted(found.failures.items())]
-    return cutile.result_of(measured[found.winner], tuple(measured.values()), tuple(failures))
+    failures = [(call.space[at], kind, message) for at, (kind, message) in sorted(results.failures.items())]
+    return cutile.result_of(measured[results.winner], tuple(measured.values()), tuple(failures))

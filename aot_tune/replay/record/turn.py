@@ -1,4 +1,4 @@
-"""Let one process at a time search on a GPU: others would disturb its times, or write over its table."""
+"""Let one process at a time search on a GPU. Others would disturb its times, or overwrite its table."""
 
 from __future__ import annotations
 
@@ -11,19 +11,19 @@ from filelock import FileLock, Timeout
 from aot_tune.errors import NotRecordableError
 
 PATIENCE_S = 600.0
-"""The longest wait for another process's search, seconds; a whole search takes 10 to 40."""
+"""Longest wait for another process's search, seconds. A whole search takes 10 to 40."""
 
 
 @contextmanager
 def turn(folder: Path, gpu: str) -> Iterator[None]:
-    """Hold the turn of a GPU. The system gives it back when this process ends.
+    """Hold the lock of a GPU. The system releases it when this process ends.
 
     Args:
-        folder: Where the lock's file lies, the same for all processes of a program.
-        gpu: What tells the GPU from others of this host.
+        folder: The folder of the lock's file, the same for all processes of a program.
+        gpu: The GPU's name, unique on this host.
 
     Raises:
-        NotRecordableError: Another process kept it for `PATIENCE_S`, or the lock's file cannot be made.
+        NotRecordableError: Another process held the lock for `PATIENCE_S`, or its file cannot be made.
     """
     path = folder / f"{gpu}.lock"
     try:

@@ -158,9 +158,9 @@ def test_a_changed_space_dtype_or_number_is_a_miss(put: Callable[..., Path], ask
 @pytest.mark.parametrize(
     ("changes", "said"),
     [
-        ({"source_hash": "0" * 16}, "the code of scale_kernel is not as it was recorded"),
+        ({"source_hash": "0" * 16}, "the code of scale_kernel changed since it was recorded"),
         ({"library": Library(name="pytest", version="0.1")}, "it was recorded with pytest 0.1, and"),
-        ({"library": Library(name="no-such-library", version="1")}, "and not installed is here"),
+        ({"library": Library(name="no-such-library", version="1")}, "which is not installed"),
         ({"kernel": "other_kernel"}, "it is of tests.support.tuned_once.other_kernel"),
     ],
 )

@@ -1,6 +1,6 @@
-"""Python imports this when it starts in a program of `aot-tune run` or `record`, and in its children.
+"""Start-up module of each Python in a program of `aot-tune run` or `record`, and in its children.
 
-It hides the environment's own ``sitecustomize``, if there is one, so it imports that first.
+It hides the environment's own ``sitecustomize``, so it imports that first.
 """
 
 import os
@@ -14,7 +14,7 @@ def _import_own() -> None:
     """Import the environment's own ``sitecustomize``, as Python would have done."""
     ours = sys.modules.pop("sitecustomize", None)
     folders = [*sys.path]
-    sys.path[:] = [one for one in folders if os.path.abspath(one or ".") != _FOLDER]
+    sys.path[:] = [folder for folder in folders if os.path.abspath(folder or ".") != _FOLDER]
     try:
         import_module("sitecustomize")
     except ImportError:
@@ -25,14 +25,16 @@ def _import_own() -> None:
 
 
 def _start() -> None:
-    """Call the function that the program's parent named, in the form ``module:function``."""
+    """Call the function that the program's parent named, as ``module:function``."""
     module, _, function = os.environ.get("AOT_TUNE_AT_START", "").partition(":")
     if not module:
         return
     try:
         getattr(import_module(module), function)()
     except Exception as error:  # whatever goes wrong here, the program runs
-        sys.stderr.write(f"aot-tune: this Python goes on without it: {type(error).__name__}: {error}\n")
+        sys.stderr.write(
+            f"aot-tune: this Python runs without replay or recording: {type(error).__name__}: {error}\n"
+        )
 
 
 _import_own()
