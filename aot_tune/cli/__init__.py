@@ -1,1 +1,1 @@
-"""The command line. The only room that prints."""
+"""Command line. Beside bench the only room that prints."""

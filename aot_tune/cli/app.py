@@ -1,4 +1,4 @@
-"""The command line's verbs. Each parses its arguments, gets data from other modules and prints it.
+"""Verbs of the command line. Each parses its arguments, gets data from other modules and prints it.
 
 Data goes to stdout, progress and errors to stderr. The exit code is 0 for success, 1 when the verb failed or
 found a problem, and 2 when it was called in a wrong way.
@@ -80,9 +80,7 @@ def new(
     ] = None,
     tables: Annotated[
         list[Path] | None,
-        typer.Option(
-            help="A folder of recorded tables to look in beside the library's own; may be repeated."
-        ),
+        typer.Option(help="A folder of recorded tables, read after the library's own; may be repeated."),
     ] = None,
     verbose: Verbose = False,
 ) -> None:
@@ -110,7 +108,7 @@ def init(
         str | None,
         typer.Argument(
             metavar="lib.kernels",
-            help="The module that declares kernels; by default that of the file's entry point.",
+            help="The module that declares kernels; by default the file's entry point.",
         ),
     ] = None,
     pyproject: Annotated[Path, typer.Option(metavar="FILE", help="The package's pyproject.toml.")] = Path(
@@ -120,7 +118,7 @@ def init(
 ) -> None:
     """Print what a package's pyproject.toml needs for its tables.
 
-    The lines for hatchling and setuptools are TOML to append, and comments say what is there already.
+    The lines for hatchling and setuptools are TOML to append. Comments name what the file has already.
     Nothing is written.
     """
     from aot_tune.cli.start.init import init_lines
@@ -140,7 +138,7 @@ def tune(
         typer.Option(
             "--problems",
             metavar="FILE",
-            help="Problems that servers missed: the file that AOT_TUNE_RECORD named there; may be repeated.",
+            help="Problems that servers missed: a file of AOT_TUNE_RECORD; may be repeated.",
         ),
     ] = None,
     limit: Annotated[
@@ -148,10 +146,10 @@ def tune(
     ] = None,
     only_stale: Annotated[
         bool,
-        typer.Option("--only-stale", help="Only what source, compiler or declaration made stale."),
+        typer.Option("--only-stale", help="Only entries that source, compiler or declaration made stale."),
     ] = False,
     full: Annotated[
-        bool, typer.Option("--full", help="Without a GPU: all of every kernel, and not a first look.")
+        bool, typer.Option("--full", help="Without a GPU: predict all of every kernel, not a first look.")
     ] = False,
     gpus: Annotated[
         str | None,
@@ -163,8 +161,8 @@ def tune(
         str | None,
         typer.Option(
             metavar="[ADDRESS]",
-            help="Measure on the nodes of a Ray cluster; without an address on the one that Ray finds, else "
-            "on one that it starts on this machine.",
+            help="Measure on the nodes of a Ray cluster. Without an address Ray's own default is taken, else "
+            "a cluster is started on this machine.",
         ),
     ] = None,
     out: Annotated[
@@ -181,7 +179,7 @@ def tune(
     exhaustive: Annotated[bool, typer.Option("--exhaustive", help="Measure every candidate.")] = False,
     time_budget: Annotated[
         str | None,
-        typer.Option(metavar="20m", help="Measure for this time; the buckets that may gain most come first."),
+        typer.Option(metavar="20m", help="Measure for this time, first the buckets that may gain most."),
     ] = None,
     jobs: Annotated[
         int | None,
@@ -191,7 +189,7 @@ def tune(
         bool, typer.Option("--fresh", help="Start over where a journal could be resumed.")
     ] = False,
     require: Annotated[
-        str | None, typer.Option(metavar="measured", help="Fail where it could only predict.")
+        str | None, typer.Option(metavar="measured", help="Fail where times could only be predicted.")
     ] = None,
     allow_worse: AllowWorse = False,
     as_json: AsJson = False,
@@ -199,8 +197,8 @@ def tune(
 ) -> None:
     """Sweep kernels and write their tables.
 
-    They are measured on this machine's GPUs; without a GPU of the arch they are predicted. A prediction for
-    which nothing is chosen is a first look at every kernel: few buckets, few candidates.
+    Times are measured on this machine's GPUs; without a GPU of the arch they are predicted. A prediction
+    without a choice of kernels is a first look at all: few buckets, few candidates.
     """
     from aot_tune.declare.blanks import refuse_blanks
     from aot_tune.declare.discovery import find_tunables
@@ -209,7 +207,7 @@ def tune(
 
     budget_s = command.seconds("--time-budget", time_budget) if time_budget is not None else None
     if require not in (None, "measured"):
-        raise UsageError(f"--require {require!r}: write measured, or leave it away to allow predictions")
+        raise UsageError(f"--require {require!r}: write measured, or leave it out to allow predictions")
     if ray is not None:
         _check_ray(arch, gpus)
     target = selection.chosen_arch(arch)
@@ -220,18 +218,18 @@ def tune(
         missed, notes = problems_of_files(kernels, problems_file, target)
         for note in notes:
             command.say(note)
-        for name, those in missed.items():
-            problems[name] = tuple(dict.fromkeys((*problems.get(name, ()), *those)))
+        for name, missed_problems in missed.items():
+            problems[name] = tuple(dict.fromkeys((*problems.get(name, ()), *missed_problems)))
     required = require is not None
     devices = selection.chosen_gpus(target, gpus, require_measured=required) if ray is None else ()
     if budget_s is not None and ray is None and not devices:
         raise UsageError(
-            f"--time-budget is for measuring, and this process may use no {target} GPU, so that it would "
-            "predict; leave --time-budget out, or predict fewer buckets: --limit 4"
+            f"--time-budget is for measuring, but without a {target} GPU times are predicted; leave it out, "
+            "or predict fewer buckets: --limit 4"
         )
     report = _sweep(
         SweepRequest(
-            kernels=tuple(found for found in kernels if not problems or found.tunable.name in problems),
+            kernels=tuple(swept for swept in kernels if not problems or swept.tunable.name in problems),
             arch=target,
             modules=tuple(module or ()),
             problems=problems,
@@ -259,10 +257,10 @@ def tune(
 
 
 def _check_ray(arch: str | None, gpus: str | None) -> None:
-    """Refuse what does not go with --ray, and --ray where Ray is missing.
+    """Check that the options go with --ray, and that Ray is installed.
 
     Raises:
-        UsageError: The message says what to write or to install instead.
+        UsageError: They do not. The message names what to write or to install.
     """
     from aot_tune.nvidia.nvml import visible_gpus
     from aot_tune.tuner.ray.cluster import installed
@@ -275,7 +273,7 @@ def _check_ray(arch: str | None, gpus: str | None) -> None:
 
 
 def _sweep(request: SweepRequest, *, only_stale: bool) -> SweepReport:
-    """Sweep with progress on stderr; stopped by a signal, say how to go on."""
+    """Sweep with progress on stderr. After a signal, print the command that goes on."""
     from aot_tune.nvidia.cutile import compiler_version
     from aot_tune.tuner.sweep import run as sweep
     from aot_tune.tuner.sweep import stale
@@ -309,9 +307,7 @@ def compile(
     ] = None,
     arch: Annotated[
         list[str] | None,
-        typer.Option(
-            "--arch", metavar="sm90", help="An arch; by default that of this machine's GPU, else sm100."
-        ),
+        typer.Option("--arch", metavar="sm90", help="An arch; by default this machine's GPU's, else sm100."),
     ] = None,
     kernel: Annotated[
         list[str] | None, typer.Option("--kernel", help="A kernel; all kernels by default; may be repeated.")
@@ -344,7 +340,7 @@ def compile(
 
     named = [*(arch or ()), *(more or ())]
     found = find.declared(module or ())
-    if kernels := [one for one in named if one in found]:
+    if kernels := [name for name in named if name in found]:
         raise UsageError(f"{kernels[0]} is a kernel, not an arch: write --kernel {kernels[0]}")
     command.remark(find.folder_remarks())
     tables = listed_recorded(find.folders(module or ()))
@@ -375,7 +371,9 @@ def compile(
     for report in reports:
         for line in report.failures:
             command.say(f"not compiled: {line}")
-    command.put(json_text(reports) if as_json else (line for one in reports for line in report_lines(one)))
+    command.put(
+        json_text(reports) if as_json else (line for report in reports for line in report_lines(report))
+    )
     command.leave(failed=any(report.failures for report in reports))
 
 
@@ -394,7 +392,7 @@ def bench(context: typer.Context) -> None:
         if error.name != "aot_tune.bench":
             raise
         raise UsageError(
-            "bench runs in a checkout, since the wheel does not hold it: clone aot_tune and call "
+            "bench runs in a checkout, since the wheel does not contain it: clone aot_tune and call "
             "make bench ARGS='launch lookups' there"
         ) from None
     raise typer.Exit(main(context.args))
@@ -409,7 +407,7 @@ def show(
     ] = None,
     module: Modules = None,
     folder: Annotated[
-        Path | None, typer.Option(help="Look in this folder of tables only, such as build/tuned_configs.")
+        Path | None, typer.Option(help="Read this folder of tables only, such as build/tuned_configs.")
     ] = None,
     archives: Annotated[
         bool, typer.Option("--archives", help="Print the sizes of archives of cubins, by kernel and arch.")
@@ -419,7 +417,7 @@ def show(
 ) -> None:
     """Print a summary of tables, or one kernel's entries.
 
-    A kernel with a dot in its name is a recorded one; -v prints the entries of all tables.
+    The name of a recorded kernel has a dot. -v prints the entries of all tables.
     """
     from aot_tune.cli.documents import find
     from aot_tune.cli.show import archive_lines, archives_found, table_lines
@@ -437,7 +435,7 @@ def show(
         tables, unreadable = find.tables_found(kernel, target, module or (), folder)
         whole = kernel is not None or verbose
         command.put(
-            json_text([one.data() for one in tables]) if as_json else table_lines(tables, whole=whole)
+            json_text([table.data() for table in tables]) if as_json else table_lines(tables, whole=whole)
         )
     for error in unreadable:
         command.say(f"aot-tune: {error}")
@@ -462,14 +460,13 @@ def journal(
     as_json: Annotated[bool, typer.Option("--json", help="Print each record as a line of JSON.")] = False,
     seconds: Annotated[
         bool,
-        typer.Option("--seconds", help="Print what the GPUs' seconds went into, a row for each kernel."),
+        typer.Option("--seconds", help="Print the use of the GPUs' seconds, a row for each kernel."),
     ] = False,
     verbose: Verbose = False,
 ) -> None:
-    """Print what sweeps and recordings have measured so far.
+    """Print results of sweeps and recordings so far.
 
-    A sweep that is running is not disturbed.
-    Exit code 1 when a journal cannot be read.
+    Running sweeps are not disturbed. Exit code 1 when a journal cannot be read.
     """
     from aot_tune.cli.journal import (
         contents,
@@ -485,19 +482,19 @@ def journal(
     if as_json and seconds:
         raise UsageError("--json and --seconds: choose one")
     target = Arch.parse(arch) if arch is not None else None
-    found, unreadable = contents(paths_of(which or (), target, folder or JOURNALS))
+    journals, unreadable = contents(paths_of(which or (), target, folder or JOURNALS))
     if seconds:
-        lines, left_out = seconds_lines(found)
+        lines, left_out = seconds_lines(journals)
         for line in left_out:
             command.say(line)
         command.put(lines)
     elif as_json:
-        command.put(json_lines(found))
+        command.put(json_lines(journals))
     else:
-        command.put(line for one in found for line in summary_lines(one))
-    for one in found if as_json or seconds else ():
-        for line in damage_lines(one):
-            command.say(f"{one.path}: {line}")
+        command.put(line for document in journals for line in summary_lines(document))
+    for document in journals if as_json or seconds else ():
+        for line in damage_lines(document):
+            command.say(f"{document.path}: {line}")
     for line in unreadable:
         command.say(f"aot-tune: {line}")
     command.leave(failed=bool(unreadable))
@@ -522,8 +519,7 @@ def check(
 ) -> None:
     """Check tables and archives against the declarations.
 
-    A pull request should pass it.
-    Exit code 1 when a problem is found; remarks alone are no problem.
+    A pull request should pass. Exit code 1 when a problem is found; remarks do not count.
     """
     from aot_tune.cli.check import archive_lines, broken_findings
     from aot_tune.cli.check import archives as archive_fits
@@ -552,7 +548,7 @@ def check(
 @guarded
 def diff(
     old: Annotated[Path, typer.Argument(metavar="OLD", help="A table, or a folder of tables.")],
-    new: Annotated[Path, typer.Argument(metavar="NEW", help="The same kind of path, of a later state.")],
+    new: Annotated[Path, typer.Argument(metavar="NEW", help="The later table, or the later folder.")],
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit with code 1 when they differ.")
     ] = False,
@@ -564,7 +560,7 @@ def diff(
 
     diffs = diff_paths(old, new)
     command.put(json_text(diff_data(diffs)) if as_json else diff_lines(diffs))
-    command.leave(failed=exit_code and not all(one.empty for one in diffs))
+    command.leave(failed=exit_code and not all(difference.empty for difference in diffs))
 
 
 @app.command(context_settings=command.BEFORE_PROGRAM)
@@ -572,7 +568,7 @@ def diff(
 def record(
     program: Program = None,
     out: Annotated[
-        Path | None, typer.Option(help="Folder of tables; by default that of each library's own package.")
+        Path | None, typer.Option(help="Folder of tables; by default in each library's own package.")
     ] = None,
     package: Annotated[
         str | None, typer.Option(metavar="lib", help="Record only kernels of this package.")
@@ -617,9 +613,7 @@ def run(
 
     for folder in tables or ():
         if not folder.is_dir():
-            command.say(
-                f"aot-tune: there is no folder {folder} yet, from which recorded tables would be read"
-            )
+            command.say(f"aot-tune: the folder of recorded tables {folder} does not exist yet")
     become(program or (), tables=[str(folder.absolute()) for folder in tables or ()])
 
 
@@ -635,9 +629,9 @@ def doctor(
 ) -> None:
     """Explain the environment, or each problem's config.
 
-    Without a kernel: GPU, compiler, tables and cache. Of a declared kernel: the config of each problem, and a
-    checklist of what is done and what is not. Of a recorded one, whose name has a dot: which problems are
-    answered. Exit code 1 when the declaration is wrong.
+    Without a kernel: GPU, compiler, tables and cache. For a declared kernel: each problem's config, and a
+    checklist. For a recorded kernel, whose name has a dot: the answered problems. Exit code 1 when the
+    declaration is wrong.
     """
     from aot_tune.cli.checklist import checklist
     from aot_tune.cli.doctor import diagnose, diagnosis_lines
@@ -673,17 +667,18 @@ def doctor(
     chosen = selection.problems_by_kernel(kernels, problem or ()).get(kernel, tunable.typical_problems)
     mistakes = [] if problem else declaration_problems(tunable, target)
     try:
-        answers = [explain(tunable, target, one, option=kernels[0].module_option) for one in chosen]
+        option = kernels[0].module_option
+        answers = [explain(tunable, target, wanted, option=option) for wanted in chosen]
     except Exception:
-        # The author's functions raise: what is wrong with them says more than that.
+        # The author's functions raise: the declaration's mistakes explain more than the exception.
         if not (mistakes := declaration_problems(tunable, target)):
             raise
         raise DeclarationError("\n".join(mistakes)) from None
     if as_json:
         command.put(json_text(answers))
     elif problem:
-        command.put(line for one in answers for line in explanation_lines(one))
+        command.put(line for answer in answers for line in explanation_lines(answer))
     else:
         command.put(overview_lines(answers))
         command.put(map(str, checklist(kernels[0], target, mistakes)))
-    command.leave(failed=bool(mistakes) or any(one.mistakes for one in answers))
+    command.leave(failed=bool(mistakes) or any(answer.mistakes for answer in answers))

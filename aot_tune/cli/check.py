@@ -1,6 +1,6 @@
-"""`aot-tune check`: what a pull request's tables and archives must satisfy, as findings and as lines.
+"""`aot-tune check`: faults of tables and archives, as findings and as lines.
 
-It needs the kernels' declarations and no GPU.
+Needs the kernels' declarations and no GPU.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ if TYPE_CHECKING:
     from aot_tune.declare.discovery import Broken, FoundKernel
 
 ROOT_FILES = ("README.md", "schema.json")
-"""The files beside the archs' folders that are no tables: they explain the tables to people and programs."""
+"""Files of a folder of tables that explain the tables to people and programs."""
 
 
 RECORDED = RecordedTables()
@@ -36,20 +36,20 @@ RECORDED = RecordedTables()
 
 
 def check(
-    found: Mapping[str, FoundKernel], path: Path | None = None, bare: Iterable[Path] = ()
+    declared: Mapping[str, FoundKernel], path: Path | None = None, bare: Iterable[Path] = ()
 ) -> list[Finding]:
-    """Check tables against their kernels' declarations, and recorded ones against the libraries here.
+    """Check tables against the kernels' declarations, and recorded tables against the installed libraries.
 
     Args:
-        found: The declared kernels by name.
-        path: A table, an archive, an arch's folder or a folder of those; None for the folders that the
-            kernels in `found` have their tables in, and `bare`.
+        declared: The declared kernels by name.
+        path: A table, an archive, an arch's folder or a folder of those; None for the folders of the declared
+            kernels' tables, and `bare`.
         bare: Folders of packages that declare no kernel and have recorded tables.
 
     Raises:
-        UsageError: `path` does not exist, or it holds nothing that could be checked.
+        UsageError: `path` does not exist, or holds nothing to check.
     """
-    folders = _package_folders(found.values(), bare)
+    folders = _package_folders(declared.values(), bare)
     if path is None:
         return [
             finding for folder, kernels in folders.items() for finding in _root(folder, kernels, own=True)
@@ -57,9 +57,9 @@ def check(
     path = _existing(path)
     home = _home(path, folders)
     own = home is not None
-    kernels = folders[home] if home is not None else found
+    kernels = folders[home] if home is not None else declared
     if not own and path.is_dir() and not _holds_any(path):
-        raise UsageError(f"no tables in {path}; give a table, an arch's folder or a folder of those")
+        raise UsageError(f"no tables in {path}; give a table, an arch's folder or a folder of archs' folders")
     if path.name == FILE_NAME:
         return list(_archive(path.absolute(), kernels))
     if not path.is_dir():
@@ -70,23 +70,23 @@ def check(
 
 
 def archives(
-    found: Mapping[str, FoundKernel], path: Path | None = None, bare: Iterable[Path] = ()
+    declared: Mapping[str, FoundKernel], path: Path | None = None, bare: Iterable[Path] = ()
 ) -> list[check_archives.Fit]:
-    """Check archives of cubins against the sources and tables, as `make wheel` does before it packs them.
+    """Check archives of cubins against the sources and tables, as `make wheel` does.
 
     Args:
-        found: The declared kernels by name.
-        path: An archive, an arch's folder or a folder of those; None for the folders that the kernels in
-            `found` have their tables in, and `bare`.
+        declared: The declared kernels by name.
+        path: An archive, an arch's folder or a folder of those; None for the folders of the declared kernels'
+            tables, and `bare`.
         bare: Folders of packages that declare no kernel and have recorded tables.
 
     Returns:
-        One result for each archive and for each stray file that a wheel would pack as one.
+        A result for each archive and for each stray file that a wheel would pack.
 
     Raises:
         UsageError: `path` does not exist.
     """
-    folders = _package_folders(found.values(), bare)
+    folders = _package_folders(declared.values(), bare)
     if path is None:
         return [
             fit
@@ -95,7 +95,7 @@ def archives(
         ]
     path = _existing(path).absolute()
     home = _home(path, folders)
-    kernels = folders[home] if home is not None else found
+    kernels = folders[home] if home is not None else declared
     if not path.is_dir():
         return [check_archives.fit(path, path.parent.parent, kernels, RECORDED)]
     root = path.parent if arch_called(path.name) is not None else path
@@ -103,7 +103,7 @@ def archives(
 
 
 def archive_lines(fits: Sequence[check_archives.Fit]) -> list[str]:
-    """The results of `archives` for a person: one line for each archive that fits, more for another."""
+    """Return the results of `archives` as text: a line for each archive that fits, more for others."""
     return [line for fit in fits for line in _fit_lines(fit)] or ["no archives of cubins: tables alone"]
 
 
@@ -119,12 +119,12 @@ def _fit_lines(fit: check_archives.Fit) -> Iterator[str]:
 
 
 def broken_findings(broken: Iterable[Broken]) -> list[Finding]:
-    """The entry points of installed packages whose kernels could not be imported, so not checked either."""
-    return [Finding(path=one.point, what=one.what, fix=one.fix) for one in broken]
+    """Return findings for installed entry points whose kernels cannot be imported and checked."""
+    return [Finding(path=point.point, what=point.what, fix=point.fix) for point in broken]
 
 
 def _existing(path: Path) -> Path:
-    """A path that exists, by a name that says which arch it is of: neither ``.`` nor ``..``."""
+    """Return a path that exists, with a name that may be an arch's: neither ``.`` nor ``..``."""
     if not path.exists():
         raise UsageError(
             f"{path} does not exist; give a table, a folder of tables, or leave the path away to check "
@@ -134,18 +134,18 @@ def _existing(path: Path) -> Path:
 
 
 def _home(path: Path, folders: Iterable[Path]) -> Path | None:
-    """The package's folder of tables that a path is in; None when it is in no package's."""
+    """Return the package's folder of tables that holds a path; None when no package's does."""
     here = path.resolve()
     return next((folder for folder in folders if folder.resolve() in (here, *here.parents)), None)
 
 
 def _package_folders(
-    found: Iterable[FoundKernel], bare: Iterable[Path]
+    kernels: Iterable[FoundKernel], bare: Iterable[Path]
 ) -> dict[Path, dict[str, FoundKernel]]:
-    """Kernels by name, grouped by the folder that their tables are in; none for a folder in `bare`."""
+    """Group kernels by their tables' folder, then name. A folder in `bare` has none."""
     folders: dict[Path, dict[str, FoundKernel]] = {folder: {} for folder in bare}
-    for one in found:
-        folders.setdefault(store.package_folder(one.tunable), {})[one.tunable.name] = one
+    for kernel in kernels:
+        folders.setdefault(store.package_folder(kernel.tunable), {})[kernel.tunable.name] = kernel
     return folders
 
 
@@ -168,9 +168,9 @@ def _root(folder: Path, kernels: Mapping[str, FoundKernel], *, own: bool) -> Ite
             f"one is checked by aot-tune check {PREDICTED_FOLDER}{options}"
         )
         yield _finding(folder, f"holds no tables for {names}", step)
-        for one in kernels.values() if own else ():
-            yield from _declaration_findings(folder, one.tunable, checks.first_arch(one.tunable))
-    elif own and kernels and not any(any(one.glob("*.json")) for one in archs):
+        for kernel in kernels.values() if own else ():
+            yield from _declaration_findings(folder, kernel.tunable, checks.first_arch(kernel.tunable))
+    elif own and kernels and not any(any(arch_folder.glob("*.json")) for arch_folder in archs):
         what = "no kernel has a table for any arch: the archives serve the defaults alone"
         step = f"aot-tune tune{_module_options(kernels)} on a GPU of an arch makes its tables"
         yield Finding(path=str(folder), what=what, fix=step, remark=True)
@@ -179,7 +179,7 @@ def _root(folder: Path, kernels: Mapping[str, FoundKernel], *, own: bool) -> Ite
 
 
 def _arch_folder(folder: Path, kernels: Mapping[str, FoundKernel], *, own: bool) -> Iterator[Finding]:
-    """Check one arch's folder. An archive or recorded tables alone need no others beside them."""
+    """Check one arch's folder. It may hold an archive or recorded tables alone."""
     children = sorted(folder.iterdir())
     for child in children:
         if child.name == FILE_NAME:
@@ -194,15 +194,15 @@ def _arch_folder(folder: Path, kernels: Mapping[str, FoundKernel], *, own: bool)
     archived = any(child.name == FILE_NAME for child in children)
     kinds = [kind_named(child) for child in children if child.suffix == ".json"]
     tabled = any(kind.needs_declaration for kind in kinds)
-    for name, one in kernels.items() if own and (tabled or not (archived or kinds)) else ():
+    for name, kernel in kernels.items() if own and (tabled or not (archived or kinds)) else ():
         path = folder / f"{name}.json"
         if not path.exists():
-            yield _finding(path, f"{name} has no table for {folder.name}", tune_step(one, folder.name))
-            yield from _declaration_findings(path, one.tunable, Arch.parse(folder.name))
+            yield _finding(path, f"{name} has no table for {folder.name}", tune_step(kernel, folder.name))
+            yield from _declaration_findings(path, kernel.tunable, Arch.parse(folder.name))
 
 
 def _declaration_findings(path: Path, kernel: Declaration, arch: Arch) -> Iterator[Finding]:
-    """What is wrong with the declaration of a kernel that has no table, and what may be."""
+    """Yield the mistakes in the declaration of a kernel without a table, and remarks on it."""
     yield from declaration_remarks(path, kernel, arch)
     for problem in checks.declaration_problems(kernel, arch):
         yield _finding(path, problem, "correct the declaration")
@@ -223,7 +223,7 @@ def _archive(path: Path, kernels: Mapping[str, FoundKernel]) -> Iterator[Finding
 def _table(
     path: Path, kernels: Mapping[str, FoundKernel], *, own: bool, place: bool = True
 ) -> Iterator[Finding]:
-    """Check one table's file; `place` says whether its name and folder must agree with its content."""
+    """Check a table's file; with `place` also that its name and folder agree with its content."""
     kind = kind_of(path)
     try:
         data = read_bytes(path)
@@ -247,16 +247,16 @@ def _table(
 
 
 def _differing_line(data: bytes, canonical: bytes) -> str | None:
-    """Where a file differs from what would be written; None where it does not."""
+    """Return where a file differs from what aot-tune would write; None where it does not."""
     if canonical == data:
         return None
     pairs = zip(data.splitlines(True), canonical.splitlines(True), strict=False)
-    line = next((i for i, (one, other) in enumerate(pairs, 1) if one != other), None)
+    line = next((number for number, (old, new) in enumerate(pairs, 1) if old != new), None)
     return f"line {line}" if line else "the end"
 
 
 def _holds_any(folder: Path) -> bool:
-    """Whether an arch's folder, or a folder of those, holds a table or an archive."""
+    """Return whether an arch's folder, or a folder of those, holds a table or an archive."""
     place = "" if arch_called(folder.name) is not None else "*/"
     return any(any(folder.glob(place + name)) for name in ("*.json", FILE_NAME))
 
@@ -270,11 +270,11 @@ def _undeclared(path: Path, name: str, kernels: Mapping[str, FoundKernel]) -> Fi
 
     Another module of the package may declare it, and then its measurements must not be lost.
     """
-    modules = " and ".join(dict.fromkeys(one.module for one in kernels.values()))
+    modules = " and ".join(dict.fromkeys(kernel.module for kernel in kernels.values()))
     step = "if another module declares it, name that too (--module), else remove it"
     return _finding(path, f"no kernel of {modules} is called {name}", f"there is {' '.join(kernels)}; {step}")
 
 
 def _module_options(kernels: Mapping[str, FoundKernel]) -> str:
-    """The options that name the modules in which the kernels were found, each once."""
-    return "".join(dict.fromkeys(one.module_option for one in kernels.values()))
+    """Return the options that name the kernels' modules, each once."""
+    return "".join(dict.fromkeys(kernel.module_option for kernel in kernels.values()))

@@ -1,6 +1,6 @@
-"""`aot-tune doctor KERNEL`: what of a kernel's declaration, tables and archive is done, and what is not.
+"""`aot-tune doctor KERNEL`: checklist of a kernel's declaration, tables and archive.
 
-Each line that is not done says what to do. It reads files and launches nothing.
+Each line that is not done gives the next step. Reads files and launches nothing.
 """
 
 from __future__ import annotations
@@ -25,34 +25,34 @@ from aot_tune.values.text import counted
 
 @dataclass(frozen=True, kw_only=True)
 class Step:
-    """One step from a declaration to a kernel that is served with its tables."""
+    """Step from a declaration to a kernel that is served with its tables."""
 
     done: bool
     """Whether nothing is left to do."""
 
     what: str
-    """What is done; or what is missing, and the command or the words that mend it."""
+    """What is done; or what is missing, and the command or the change that adds it."""
 
     def __str__(self) -> str:
         return f"[{'x' if self.done else ' '}] {self.what}"
 
 
-def checklist(found: FoundKernel, arch: Arch, mistakes: Sequence[str]) -> list[Step]:
-    """The steps of a kernel for an arch.
+def checklist(kernel: FoundKernel, arch: Arch, mistakes: Sequence[str]) -> list[Step]:
+    """Return the steps of a kernel for an arch.
 
     Args:
-        found: The kernel's declaration, and the module that printed commands name.
-        arch: The arch that it is tuned for.
-        mistakes: What `declaration_problems` found.
+        kernel: The kernel's declaration, and the module that printed commands name.
+        arch: The arch that the kernel is tuned for.
+        mistakes: The mistakes that `declaration_problems` reports.
     """
-    tunable = found.tunable
+    tunable = kernel.tunable
     if blank := blank_mistakes(tunable):
         return [Step(done=False, what=mistake.text) for mistake in blank]
     return [
         *_declared(tunable, arch, mistakes),
         *([] if mistakes else (*_remarked(tunable, arch), _modelled(tunable, arch))),
-        *_tuned(found, arch),
-        _compiled(found, arch),
+        *_tuned(kernel, arch),
+        _compiled(kernel, arch),
     ]
 
 
@@ -101,35 +101,36 @@ def _modelled(tunable: Declaration, arch: Arch) -> Step:
     return Step(done=True, what="work and tiles are there for predictions without a GPU")
 
 
-def _tuned(found: FoundKernel, arch: Arch) -> Iterator[Step]:
-    tunable = found.tunable
-    command = f"aot-tune tune {tunable.name} --arch {arch}{found.module_option}"
-    used = [one for one in table_states(tunable, arch) if one.usable]
+def _tuned(kernel: FoundKernel, arch: Arch) -> Iterator[Step]:
+    tunable = kernel.tunable
+    command = f"aot-tune tune {tunable.name} --arch {arch}{kernel.module_option}"
+    used = [file for file in table_states(tunable, arch) if file.usable]
     if not used:
         yield Step(done=False, what=f"no table for {arch} is used; {command}")
         return
-    for one in used:
-        table = store.read_table(one.path)
+    for file in used:
+        table = store.read_table(file.path)
         missing = [bucket for bucket in tunable.buckets if table.entry(bucket) is None]
         yield Step(
-            done=not missing and "tune again" not in one.state,
-            what=f"table {one.path}: {one.state}"
+            done=not missing and "tune again" not in file.state,
+            what=f"table {file.path}: {file.state}"
             + (
                 f"; {counted(len(missing), 'declared bucket')} without an entry; {command}" if missing else ""
             ),
         )
 
 
-def _compiled(found: FoundKernel, arch: Arch) -> Step:
-    tunable = found.tunable
+def _compiled(kernel: FoundKernel, arch: Arch) -> Step:
+    tunable = kernel.tunable
     paths = [folder / str(arch) / FILE_NAME for folder, _ in loader.folders(tunable)]
-    command = f"aot-tune compile --arch {arch} --kernel {tunable.name}{found.module_option}"
+    command = f"aot-tune compile --arch {arch} --kernel {tunable.name}{kernel.module_option}"
     for path in paths:
         section = _section(path, tunable)
-        if section is not None and (changed := difference(declared_code(tunable), section.origin)):
+        if section is None:
+            continue
+        if changed := difference(declared_code(tunable), section.origin):
             return Step(done=False, what=f"archive {path} is left out: {changed}; {command}")
-        if section is not None:
-            return Step(done=True, what=f"archive {path}; aot-tune check says whether it fits the tables")
+        return Step(done=True, what=f"archive {path}; aot-tune check compares it with the tables")
     return Step(done=False, what=f"no archive of cubins: a first launch compiles; {command}")
 
 

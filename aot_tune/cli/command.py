@@ -1,4 +1,4 @@
-"""What the verbs of the command line share: options, exit codes for errors, output and signals."""
+"""Options, exit codes, output and signals that the verbs of the command line share."""
 
 from __future__ import annotations
 
@@ -20,10 +20,10 @@ from aot_tune.errors import AotTuneError, EntryPointWarning, TableWarning, Usage
 P = ParamSpec("P")
 
 EXIT_FAILED, EXIT_USAGE = 1, 2
-"""Exit codes of a verb that failed or found a problem, and of one that was called in a wrong way."""
+"""Exit codes: the verb failed or found a problem; it was called in a wrong way."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
-"""The signals that stop a verb: Ctrl-C, a job that is ended, a terminal that is closed."""
+"""Signals that stop a verb: Ctrl-C, the end of a job, a closed terminal."""
 
 Kernels = Annotated[
     list[str] | None, typer.Argument(metavar="KERNEL", help="Names of kernels; all kernels by default.")
@@ -31,9 +31,7 @@ Kernels = Annotated[
 Kernel = Annotated[str | None, typer.Argument(metavar="KERNEL", help="The name of a kernel.")]
 ArchName = Annotated[
     str | None,
-    typer.Option(
-        "--arch", metavar="sm90", help="The arch; by default that of this machine's GPU, else sm100."
-    ),
+    typer.Option("--arch", metavar="sm90", help="The arch; by default this machine's GPU's, else sm100."),
 ]
 Modules = Annotated[
     list[str] | None,
@@ -50,12 +48,12 @@ Problems = Annotated[
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout, for scripts.")]
 AllowWorse = Annotated[
     bool,
-    typer.Option("--allow-worse", help="Publish entries that gain less although nothing has changed."),
+    typer.Option("--allow-worse", help="Publish entries that gain less although nothing changed."),
 ]
 Program = Annotated[
     list[str] | None,
     typer.Argument(
-        metavar="PROGRAM", help="The program and its arguments; our own options come first. -- may part them."
+        metavar="PROGRAM", help="The program and its arguments, after our own options; -- may separate them."
     ),
 ]
 Verbose = Annotated[
@@ -64,12 +62,11 @@ Verbose = Annotated[
 ]
 
 BEFORE_PROGRAM = {"allow_interspersed_args": False}
-"""Settings of a verb that runs a `Program`: its own options come first, and all from the first other word on
-is the program's, options too."""
+"""Settings of a verb that runs a `Program`: its own options end at the first other word."""
 
 
 class Tune(TyperCommand):
-    """The verb ``tune``: help in panels, and an address behind --ray that may be left out.
+    """Verb ``tune``: help in panels, and an optional address behind --ray.
 
     The address is a host with a port, ``auto`` or ``local``.
     """
@@ -100,7 +97,7 @@ class Tune(TyperCommand):
 
 
 class Stopped(KeyboardInterrupt):
-    """The process received SIGTERM or SIGHUP; it stops as it does after Ctrl-C.
+    """SIGTERM or SIGHUP was received. The process stops as after Ctrl-C.
 
     Attributes:
         number: The signal's number.
@@ -112,7 +109,7 @@ class Stopped(KeyboardInterrupt):
 
 
 def guarded(verb: Callable[P, None]) -> Callable[P, None]:
-    """Turn a verb's errors into one message on stderr and an exit code; `-v` prints the traceback too."""
+    """Turn a verb's errors into a message on stderr and an exit code; `-v` prints the traceback too."""
 
     @functools.wraps(verb)
     def run(*args: P.args, **kwargs: P.kwargs) -> None:
@@ -135,20 +132,20 @@ def guarded(verb: Callable[P, None]) -> Callable[P, None]:
     return run
 
 
-def _shown(others: Callable[..., None]) -> Callable[..., None]:
-    """Print our own warnings as errors are printed, without Python's file and line."""
+def _shown(original: Callable[..., None]) -> Callable[..., None]:
+    """Print our own warnings in the form of errors, without Python's file and line."""
 
     def show(message: Warning | str, category: type[Warning], *place: Any, **more: Any) -> None:
         if issubclass(category, EntryPointWarning):
             say(f"aot-tune: warning: {message}")
         else:
-            others(message, category, *place, **more)
+            original(message, category, *place, **more)
 
     return show
 
 
 def put(lines: str | Iterable[str]) -> None:
-    """Print data to stdout, one line for each text."""
+    """Print data to stdout, a line for each text."""
     for line in [lines] if isinstance(lines, str) else lines:
         typer.echo(line)
 
@@ -159,7 +156,7 @@ def say(text: str) -> None:
 
 
 def remark(lines: Iterable[str]) -> None:
-    """Print what a person should know beside a verb's data, as doctor does."""
+    """Print remarks to stderr, in the form of doctor's."""
     for line in lines:
         say(f"remark: {line}")
 
@@ -168,14 +165,11 @@ def seconds(option: str, text: str) -> float:
     """Read a duration such as ``90s``, ``20m`` or ``1h30m``.
 
     Raises:
-        UsageError: It has another form, or is 0.
+        UsageError: The text has another form, or is 0.
     """
-    found = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text.strip())
-    total = (
-        sum(int(part or 0) * unit for part, unit in zip(found.groups(), (3600, 60, 1), strict=True))
-        if found
-        else 0
-    )
+    match = re.fullmatch(r"(?:(\d+)h)?(?:(\d+)m)?(?:(\d+)s)?", text.strip())
+    parts = match.groups() if match else ()
+    total = sum(int(part or 0) * unit for part, unit in zip(parts, (3600, 60, 1), strict=False))
     if not total:
         raise UsageError(f"{option} {text!r}: write hours, minutes and seconds, as 20m, 90s or 1h30m")
     return float(total)
@@ -194,19 +188,19 @@ def signals_stop() -> Iterator[None]:
     def stop(number: int, frame: FrameType | None) -> NoReturn:
         raise Stopped(number)
 
-    before = {number: signal.getsignal(number) for number in _SIGNALS}
+    former = {number: signal.getsignal(number) for number in _SIGNALS}
     for number in (signal.SIGTERM, signal.SIGHUP):
-        if before[number] is not signal.SIG_IGN:  # nohup wants a closed terminal to be ignored
+        if former[number] is not signal.SIG_IGN:  # nohup wants a closed terminal to be ignored
             signal.signal(number, stop)
     try:
         yield
     finally:
-        for number, handler in before.items():
-            if handler is not None:  # set by other than Python
+        for number, handler in former.items():
+            if handler is not None:  # None: not set by Python
                 signal.signal(number, handler)
 
 
 def ignore_signals() -> None:
-    """Let nothing interrupt the last lines of a verb that was stopped; `signals_stop` undoes it."""
+    """Ignore signals while a stopped verb prints its last lines; `signals_stop` undoes that."""
     for number in _SIGNALS:
         signal.signal(number, signal.SIG_IGN)

@@ -1,4 +1,4 @@
-"""`aot-tune diff`: what changed between two tables or two folders of tables. Needs no kernel and no GPU."""
+"""`aot-tune diff`: changes between two tables or two folders of tables. Needs no kernel and no GPU."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from aot_tune.values.arch import Arch
 from aot_tune.values.text import aligned, counted
 
 Kind = Literal["added", "removed", "config", "figures"]
-"""How an entry changed: it was added, it was removed, another config won, or only its figures differ."""
+"""Kind of change: added, removed, another config won, or only the figures differ."""
 
 _SIGNS: Mapping[Kind, str] = {"added": "+", "removed": "-", "config": "!", "figures": "~"}
-"""The mark that an entry's line begins with."""
+"""Mark at the beginning of an entry's line."""
 
 _WORDS: Mapping[Kind, str] = {
     "added": "added",
@@ -27,71 +27,71 @@ _WORDS: Mapping[Kind, str] = {
     "config": "with another config",
     "figures": "with other figures only",
 }
-"""The words that the summary counts the changes with."""
+"""Words of the summary for each kind of change."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Change:
-    """One entry that changed."""
+    """Entry that changed."""
 
     kind: Kind
-    """How it changed."""
+    """Kind of the change."""
 
     sides: tuple[Winner | None, Winner | None]
-    """The entry before and after; None where it is missing."""
+    """Entry before and after; None where it is missing."""
 
     @property
     def winners(self) -> tuple[Winner, ...]:
-        """The sides that are there: one or two."""
+        """Return the sides that exist: one or two."""
         return tuple(side for side in self.sides if side is not None)
 
     @property
     def place(self) -> object:
-        """The bucket or the problem."""
+        """Return the bucket or the problem."""
         return self.winners[-1].place
 
     @property
     def speedup(self) -> float | None:
-        """The winner's time before / its time after; None when one of the sides is missing."""
+        """Return the winner's time before / its time after; None when one side is missing."""
         before, after = self.sides
         return None if before is None or after is None else before.entry.mean_us / after.entry.mean_us
 
 
 @dataclass(frozen=True, kw_only=True)
 class TableDiff:
-    """The changes of one kernel's table for one arch."""
+    """Changes of one kernel's table for one arch."""
 
     old: Document | None
-    """The table before; None when the table was added."""
+    """Table before; None when the table was added."""
 
     new: Document | None
-    """The table after; None when the table was removed."""
+    """Table after; None when the table was removed."""
 
     changes: tuple[Change, ...]
-    """The entries that changed, in the new table's order; then those that were removed."""
+    """Changed and added entries in the new table's order, then removed ones."""
 
     remarks: tuple[str, ...]
-    """What changed outside the entries: source, device, compiler and the like; one line each."""
+    """Changes outside the entries, such as of source, device or compiler, a line each."""
 
     speedups: tuple[float, ...]
-    """The winner's time before / its time after, for each entry that both tables have."""
+    """Winner's time before / its time after, for each entry that both tables have."""
 
     @property
     def either(self) -> Document:
-        """The newer table of those that are there."""
+        """Return the new table, or the old one where the table was removed."""
         either = self.new or self.old
         assert either is not None
         return either
 
     @property
     def empty(self) -> bool:
-        """Whether nothing changed."""
+        """Return whether nothing changed."""
         return not self.changes and not self.remarks
 
 
 def diff_tables(old: Document | None, new: Document | None) -> TableDiff:
-    """What `new` changes in `old`. Both are of one kind, kernel and arch; one of them may be missing."""
-    before, after = old.winners() if old else {}, new.winners(beside=old) if new else {}
+    """Compare two tables of one kind, kernel and arch. One of them may be missing."""
+    before, after = old.winners() if old else {}, new.winners(older=old) if new else {}
     changes = []
     for key in (*after, *(key for key in before if key not in after)):
         sides = before.get(key), after.get(key)
@@ -103,13 +103,13 @@ def diff_tables(old: Document | None, new: Document | None) -> TableDiff:
         changes=tuple(changes),
         remarks=tuple(new.remarks(old)) if old and new else (),
         speedups=tuple(
-            before[key].entry.mean_us / one.entry.mean_us for key, one in after.items() if key in before
+            before[key].entry.mean_us / winner.entry.mean_us for key, winner in after.items() if key in before
         ),
     )
 
 
 def _kind(old: Winner | None, new: Winner | None) -> Kind | None:
-    """How an entry changed; None where it is the same."""
+    """Return how an entry changed; None where it did not."""
     if old is None:
         return "added"
     if new is None:
@@ -120,13 +120,10 @@ def _kind(old: Winner | None, new: Winner | None) -> Kind | None:
 
 
 def diff_paths(old: Path, new: Path) -> tuple[TableDiff, ...]:
-    """The differences between two tables, or between all tables of two folders, by arch and kernel.
+    """Compare two tables, or all tables of two folders, by arch and kernel.
 
-    Recorded tables come after those of declared kernels.
-
-    A folder is one arch's folder, or the folder that holds those.
-
-    A table of `old` may have an earlier form: it is compared by the keys that both forms have.
+    Recorded tables come after those of declared kernels. A folder is one arch's folder, or a folder of archs'
+    folders. A table of `old` may have an earlier form: it is compared by the keys that both forms have.
 
     Raises:
         UsageError: One path is missing, one is a file and the other a folder, the tables are of different
@@ -150,22 +147,22 @@ def diff_paths(old: Path, new: Path) -> tuple[TableDiff, ...]:
         after = _keyed(kind_named(path).read(path) for path in listed[1])
         return tuple(diff_tables(before.get(key), after.get(key)) for key in sorted({*before, *after}))
     kind = kind_of(old, new)
-    one, other = kind.read_old(old), kind.read(new)
-    if (one.name, one.table.arch) != (other.name, other.table.arch):
+    former, later = kind.read_old(old), kind.read(new)
+    if (former.name, former.table.arch) != (later.name, later.table.arch):
         raise UsageError(
-            f"{old} is {one.name} on {one.table.arch} and {new} is {other.name} on {other.table.arch}; "
-            "give two tables of one kernel and arch"
+            f"{old} is {former.name} on {former.table.arch} and {new} is {later.name} on "
+            f"{later.table.arch}; give two tables of one kernel and arch"
         )
-    return (diff_tables(one, other),)
+    return (diff_tables(former, later),)
 
 
 def _listed(old: Path, new: Path) -> tuple[list[Path], list[Path]]:
-    """The tables' files in two archs' folders, or in two folders of archs' folders."""
+    """Return the tables' files in two archs' folders, or in two folders of archs' folders."""
     roots = store.listed(old), store.listed(new)
     if not any(roots):
         roots = store.listed_in(old), store.listed_in(new)
         if not any(roots):
-            raise UsageError(f"no tables in {old} and {new}; give two archs' folders or two folders of those")
+            raise UsageError(f"no tables in {old} and {new}; give two archs' folders or two that hold some")
     for root, listed, other in zip((old, new), roots, (new, old), strict=True):
         if not listed and store.listed_in(root):
             raise UsageError(
@@ -175,12 +172,12 @@ def _listed(old: Path, new: Path) -> tuple[list[Path], list[Path]]:
 
 
 def _keyed(tables: Iterable[Document]) -> dict[tuple[int, str, Arch], Document]:
-    """Tables by kind, kernel and arch."""
+    """Return tables by kind, kernel and arch."""
     return {(KINDS.index(type(table)), table.name, table.table.arch): table for table in tables}
 
 
 def diff_lines(diffs: Sequence[TableDiff]) -> list[str]:
-    """The differences for a person: each changed table with its entries, then one line that sums up."""
+    """Return the differences as text: each changed table with its entries, then a summary line."""
     if all(diff.empty for diff in diffs):
         return [f"no differences in {counted(len(diffs), 'table')}"]
     lines = [line for diff in diffs if not diff.empty for line in _table_lines(diff)]
@@ -193,10 +190,10 @@ def diff_lines(diffs: Sequence[TableDiff]) -> list[str]:
 
 
 def _table_lines(diff: TableDiff) -> list[str]:
-    one = diff.either
+    table = diff.either
     state = "" if diff.old and diff.new else (" (new table)" if diff.new else " (table removed)")
-    lines = [f"{one.table.arch}/{one.name}{state}", *(f"  {remark}" for remark in diff.remarks)]
-    return lines + aligned([_row(change, one.baseline) for change in diff.changes])
+    lines = [f"{table.table.arch}/{table.name}{state}", *(f"  {remark}" for remark in diff.remarks)]
+    return lines + aligned([_row(change, table.baseline) for change in diff.changes])
 
 
 def _row(change: Change, baseline: str) -> tuple[str, ...]:
@@ -214,21 +211,21 @@ def _row(change: Change, baseline: str) -> tuple[str, ...]:
 
 
 def diff_data(diffs: Iterable[TableDiff]) -> list[dict[str, object]]:
-    """The differences for a script: for each table its changed entries, with times and configs of both."""
+    """Return the differences as data: each table's changed entries, with times and configs of both."""
     return [_table_data(diff) for diff in diffs if not diff.empty]
 
 
 def _table_data(diff: TableDiff) -> dict[str, object]:
-    one = diff.either
+    table = diff.either
     return {
-        "kernel": one.name,
-        "arch": one.table.arch,
-        **({"kind": one.kind} if one.kind != "declared" else {}),  # as in the files
+        "kernel": table.name,
+        "arch": table.table.arch,
+        **({"kind": table.kind} if table.kind != "declared" else {}),  # as in the files
         "added": diff.old is None,
         "removed": diff.new is None,
         "remarks": diff.remarks,
         "speedup": geometric_mean(diff.speedups),
-        "changes": [_change_data(change, one.place_name) for change in diff.changes],
+        "changes": [_change_data(change, table.place_name) for change in diff.changes],
     }
 
 

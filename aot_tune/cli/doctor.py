@@ -1,4 +1,4 @@
-"""`aot-tune doctor`: which GPU, driver, compiler, tables and cache this process would use. Reads only."""
+"""`aot-tune doctor`: GPU, driver, compiler, tables and cache of this process. Writes nothing."""
 
 from __future__ import annotations
 
@@ -24,81 +24,81 @@ from aot_tune.values.text import aligned, counted
 
 @dataclass(frozen=True, kw_only=True)
 class Variable:
-    """One environment variable that aot_tune reads."""
+    """Environment variable that aot_tune reads."""
 
     name: str
-    """The variable's name."""
+    """Variable's name."""
 
     value: str | None
-    """The variable's value; None when it is unset."""
+    """Variable's value; None when unset."""
 
     meaning: str
-    """What the variable does, in one line."""
+    """Variable's effect, in one line."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CacheState:
-    """The user's cache of live searches."""
+    """User's cache of live searches."""
 
     folder: Path | None
-    """The cache's folder; None when there is no place for a cache."""
+    """Cache's folder; None when there is no place for a cache."""
 
     state: str
-    """How many winners it remembers, or why it is not used or not there."""
+    """Number of remembered winners, or why the cache is not used."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Diagnosis:
-    """Everything that `aot-tune doctor` reports about this process."""
+    """Report of `aot-tune doctor` about this process."""
 
     aot_tune: str
-    """The version of aot_tune."""
+    """Version of aot_tune."""
 
     python: str
-    """The version of the Python interpreter."""
+    """Version of the Python interpreter."""
 
     torch: str | None
-    """The version of torch; None when torch is not installed."""
+    """Version of torch; None when torch is not installed."""
 
     cuda_tile: str | None
-    """The version of cuda-tile; None when cuda-tile is not installed."""
+    """Version of cuda-tile; None when cuda-tile is not installed."""
 
     compiler: str | None
-    """The version of cuTile's compiler, tileiras; None when no compiler is installed."""
+    """Version of cuTile's compiler, tileiras; None when no compiler is installed."""
 
     driver: str | None
-    """The version of the GPU driver; None when NVML does not answer."""
+    """Version of the GPU driver; None when NVML does not answer."""
 
     gpus: tuple[Gpu, ...] | None
-    """The GPUs that this process may use; None when NVML does not answer."""
+    """GPUs that this process may use; None when NVML does not answer."""
 
     arch: Arch
-    """The arch that the tables below are for."""
+    """Arch of the tables below."""
 
     ranked: bool
-    """Whether the process is one of several ranks: such a process never searches and reads no cache."""
+    """Whether the process is a rank, which never searches and reads no cache."""
 
     tables: tuple[TableState, ...]
-    """The files in which each kernel's table is looked for, in that order."""
+    """Files that are read for each kernel's table, in reading order."""
 
     recorded: tuple[RecordedState, ...]
-    """The recorded tables that replaying would look at, in that order."""
+    """Recorded tables that replaying would read, in reading order."""
 
     recorded_folders: tuple[Path, ...]
-    """The folders where these were looked for: a library's own package is among them where it is named."""
+    """Folders that were searched for recorded tables, with the packages of named modules."""
 
     cache: CacheState
-    """The user's cache of live searches."""
+    """User's cache of live searches."""
 
     variables: tuple[Variable, ...]
-    """Every environment variable that aot_tune reads."""
+    """Environment variables that aot_tune reads."""
 
     remarks: tuple[str, ...]
-    """What is wrong or unusual, each with what to do about it; empty when all is well."""
+    """Faults and unusual conditions, each with what to do; empty when all is well."""
 
 
 def diagnose(arch: Arch, modules: Sequence[str] = ()) -> Diagnosis:
-    """Look at the machine, the installation and the tables for one arch. Writes nothing.
+    """Examine the machine, the installation and the tables for one arch. Writes nothing.
 
     Raises:
         UsageError: A named module cannot be imported or declares no kernel.
@@ -109,8 +109,8 @@ def diagnose(arch: Arch, modules: Sequence[str] = ()) -> Diagnosis:
     try:
         declared = find.survey(modules)
         remarks += map(str, declared.broken)
-        for found in declared.found.values():
-            tables += table_states(found.tunable, arch)
+        for kernel in declared.found.values():
+            tables += table_states(kernel.tunable, arch)
     except AotTuneError as error:
         if modules:
             raise
@@ -139,7 +139,7 @@ def diagnose(arch: Arch, modules: Sequence[str] = ()) -> Diagnosis:
 
 
 def variables() -> tuple[Variable, ...]:
-    """Every environment variable that aot_tune reads, with its present value."""
+    """Return every environment variable that aot_tune reads, with its present value."""
     return tuple(
         Variable(name=name, value=os.environ.get(name), meaning=meaning)
         for name, meaning in environment.DESCRIPTIONS.items()
@@ -147,7 +147,7 @@ def variables() -> tuple[Variable, ...]:
 
 
 def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
-    """The diagnosis for a person."""
+    """Return the diagnosis as text for the user."""
     gpus = [
         f"cuda:{gpu.index} {gpu.name} {gpu.arch or '(an arch cuTile does not know)'}"
         for gpu in diagnosis.gpus or ()
@@ -167,10 +167,10 @@ def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
         ("rank", "yes: shipped tables only, no search" if diagnosis.ranked else "no"),
         ("cache", f"{diagnosis.cache.folder or 'none'}: {diagnosis.cache.state}"),
     ]
-    tables = [("  " + one.kernel, one.state, str(one.path)) for one in diagnosis.tables]
+    tables = [("  " + file.kernel, file.state, str(file.path)) for file in diagnosis.tables]
     settings = [
-        (f"  {one.name}", "unset" if one.value is None else repr(one.value), one.meaning)
-        for one in diagnosis.variables
+        (f"  {variable.name}", "unset" if variable.value is None else repr(variable.value), variable.meaning)
+        for variable in diagnosis.variables
     ]
     return [
         *aligned(facts),

@@ -1,6 +1,6 @@
-"""`aot-tune doctor KERNEL`: why a problem gets its config, and the times that were compared.
+"""`aot-tune doctor KERNEL`: reason for a problem's config, and the compared times.
 
-It climbs the ladder of `choose.resolve` as a launch would, and launches nothing.
+Climbs the ladder of `choose.resolve` as a launch would, and launches nothing.
 """
 
 from __future__ import annotations
@@ -38,103 +38,103 @@ from aot_tune.values.text import aligned, counted
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """What the rule between measured sizes expects of one config."""
+    """Expected time of one config, by the rule between measured sizes."""
 
     config: Config
-    """The config."""
+    """Config."""
 
     us: float | None
-    """The expected time, microseconds; None where it is estimated from other buckets' points."""
+    """Expected time, microseconds; None where it is estimated from other buckets' points."""
 
     ratio: float
-    """The expected time / that of the fastest."""
+    """Expected time / the fastest config's."""
 
     waves: int | None
-    """How often the config fills the GPU with blocks here; None where the kernel declares no tiles."""
+    """Number of times that the config fills the GPU with blocks; None where the kernel declares no tiles."""
 
     refusal: str | None
-    """Why the config may not run for this problem; None when it may."""
+    """Reason why the config may not run for this problem; None when it may."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AtEdge:
-    """The times of one config at the bucket's edge, in each state of the GPU."""
+    """Times of one config at the bucket's edge, in each state of the GPU."""
 
     config: Config
-    """The config."""
+    """Config."""
 
     us: Mapping[str, float | None]
-    """Microseconds by the state's name; None where it was not timed."""
+    """Microseconds by the state's name; None where the config was not timed."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ServingAll:
-    """What one config costs where it serves every batch."""
+    """Regret of one config that serves every batch."""
 
     config: Config
-    """The config."""
+    """Config."""
 
     regret: float
-    """The worst t / t_best - 1 over the measured sizes at which it has a time."""
+    """Worst t / t_best - 1 over the measured sizes at which the config has a time."""
 
     worst_at: Mapping[str, int]
-    """The size of that regret, on the batch axes."""
+    """Size of the worst regret, on the batch axes."""
 
     sizes: int
-    """The number of measured sizes of every batch."""
+    """Number of measured sizes of every batch."""
 
     untimed: int
-    """The number of these at which it has no time."""
+    """Number of sizes at which the config has no time."""
 
     refusal: str | None
-    """The size at which it may not run, and why, or why a row's bits would differ; None for a choice."""
+    """Size at which the config may not run, and why, or why a row's bits would differ; None for a choice."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Explanation:
-    """Which config a launch of one problem would run, and why."""
+    """Config that a launch of one problem would run, and the reason."""
 
     kernel: str
-    """The kernel's name."""
+    """Kernel's name."""
 
     arch: Arch
-    """The arch that was asked for."""
+    """Arch of the launch."""
 
     problem: Problem
-    """The problem that was asked for."""
+    """Problem of the launch."""
 
     bucket: Problem
-    """The bucket that the problem belongs to."""
+    """Problem's bucket."""
 
     config: Config
-    """The config that a launch would run."""
+    """Config that a launch would run."""
 
     default: Config
-    """The declaration's default, for comparison."""
+    """Declaration's default, for comparison."""
 
     source: Source
-    """The step of the ladder that gave the config."""
+    """Step of the ladder that gave the config."""
 
     reason: str
-    """Why that step gave it, as a sentence."""
+    """Reason for that step, as a sentence."""
 
     basis: str
-    """The points that the times are estimated from, each with its weight; empty when there are none."""
+    """Points that the times are estimated from, each with its weight; empty when there are none."""
 
     compared: tuple[Compared, ...]
-    """What is expected of the portfolio and the defaults, fastest first; empty without a table."""
+    """Expected times of the portfolio and the defaults, fastest first; empty without a table."""
 
     at_edge: tuple[AtEdge, ...]
-    """The times that the table has of the bucket's edge; empty where it has those of one state alone."""
+    """Table's times at the bucket's edge; empty where it has the times of one state only."""
 
     every_batch: tuple[ServingAll, ...]
-    """What each config costs that serves every batch, best first; empty where that is not asked for."""
+    """Regrets of configs that serve every batch, best first; empty without batch invariance."""
 
     remarks: tuple[str, ...]
-    """Warnings about the tables, what a launch would do besides, and the command that tunes a miss."""
+    """Warnings about the tables, other effects of a launch, and the command that tunes a miss."""
 
     mistakes: tuple[str, ...]
-    """What is wrong with the declaration for this problem; a launch or a sweep may fail because of it."""
+    """Mistakes of the declaration for this problem. A launch or a sweep may fail because of them."""
 
 
 def explain(tunable: Declaration, arch: Arch, problem: Problem, *, option: str | None = None) -> Explanation:
@@ -144,28 +144,26 @@ def explain(tunable: Declaration, arch: Arch, problem: Problem, *, option: str |
         tunable: The kernel's declaration.
         arch: The arch.
         problem: The problem.
-        option: The option --module of the commands in the remarks; by default a launch's, which knows only
-            the module of the author's functions.
+        option: The option --module of the commands in the remarks; by default the module of the author's
+            functions.
 
     Raises:
         LaunchError: No config may run, because even the default is not legal.
     """
     with warnings.catch_warnings(record=True) as caught:
         warnings.simplefilter("always")
-        index = loader.load(
-            tunable, arch
-        )  # load again: tables that are loaded already do not warn a second time
+        index = loader.load(tunable, arch)  # again: loaded tables do not warn a second time
         choice = dispatcher_of(tunable).choice(arch, problem)
     basis, compared = _compared(tunable, arch, problem, index, choice)
     remarks = (
-        *dict.fromkeys(str(one.message) for one in caught),
+        *dict.fromkeys(str(warning.message) for warning in caught),
         *stale_messages(tunable, arch, index, source_hash(tunable)),
-        *(message for here in _cards_here(arch) for _, message in card_messages(index, here)),
+        *(message for model in _gpu_models(arch) for _, message in card_messages(index, model)),
         *compiler_messages(tunable, arch, index, dispatcher_of(tunable).kernels.cubins.compiler(arch)),
         *_remarks(tunable, arch, problem, choice),
     )
     if option is not None and (own := tunable.module_option):
-        remarks = tuple(one.replace(own, option) for one in remarks)
+        remarks = tuple(remark.replace(own, option) for remark in remarks)
     return Explanation(
         kernel=tunable.name,
         arch=arch,
@@ -184,40 +182,43 @@ def explain(tunable: Declaration, arch: Arch, problem: Problem, *, option: str |
     )
 
 
-def _cards_here(arch: Arch) -> tuple[str, ...]:
-    """The names of this machine's GPUs of an arch."""
+def _gpu_models(arch: Arch) -> tuple[str, ...]:
+    """Return the models of this machine's GPUs of an arch."""
     return tuple(dict.fromkeys(gpu.name for gpu in loader.gpus() or () if gpu.arch == arch))
 
 
 _MOST_ROWS = 20
-"""Problems of a kernel that are printed, a line each; of more of them only half as many."""
+"""Most problems of a kernel that are printed, a line each. Of more problems half as many are printed."""
 
 
 def overview_lines(answers: Sequence[Explanation]) -> list[str]:
-    """One line for each problem of a kernel, then how many have remarks of their own."""
+    """Return a line for each problem of a kernel, then the number of problems with remarks."""
     heads = ("problem", "step", "config")
     shown = answers if len(answers) <= _MOST_ROWS else answers[: _MOST_ROWS // 2]
-    rows: list[tuple[str, ...]] = [(str(one.problem), one.source, str(one.config)) for one in shown]
+    rows: list[tuple[str, ...]] = [
+        (str(answer.problem), answer.source, str(answer.config)) for answer in shown
+    ]
     if len(shown) < len(answers):
         rows.append((f"and {len(answers) - len(shown)} more; --problem prints one", "", ""))
-    missed = [one for one in answers if one.remarks]
-    first = missed[0].remarks[0] if missed else ""
-    again = f"{counted(len(missed), 'problem')} with remarks; --problem prints all of one; the first: {first}"
-    return [*aligned([heads, *rows]), *([again] if missed else [])]
+    lines = aligned([heads, *rows])
+    if remarked := [answer for answer in answers if answer.remarks]:
+        count, first = counted(len(remarked), "problem"), remarked[0].remarks[0]
+        lines.append(f"{count} with remarks; --problem prints all of one; the first: {first}")
+    return lines
 
 
 def explanation_lines(answer: Explanation) -> list[str]:
-    """The explanation for a person."""
+    """Return the explanation as text."""
     rows = [
         (
-            "  *" if one.config == answer.config else "   ",
-            "" if one.us is None else f"{one.us:.2f} us",
-            f"x{one.ratio:.3f}",
-            "" if one.waves is None else counted(one.waves, "wave"),
-            f"{one.config}" + (" (default)" if one.config == answer.default else ""),
-            f"refused: {one.refusal}" if one.refusal else "",
+            "  *" if row.config == answer.config else "   ",
+            "" if row.us is None else f"{row.us:.2f} us",
+            f"x{row.ratio:.3f}",
+            "" if row.waves is None else counted(row.waves, "wave"),
+            f"{row.config}" + (" (default)" if row.config == answer.default else ""),
+            f"refused: {row.refusal}" if row.refusal else "",
         )
-        for one in answer.compared
+        for row in answer.compared
     ]
     heading = (
         "  expected times of the portfolio and the default"
@@ -240,20 +241,20 @@ def explanation_lines(answer: Explanation) -> list[str]:
 def _compared(
     tunable: Declaration, arch: Arch, problem: Problem, index: Index, choice: Choice
 ) -> tuple[str, tuple[Compared, ...]]:
-    """The points of the estimates, in words, and the estimates."""
-    candidates = (index.own(problem), index.nearest(problem, float("inf")))
-    found = next((one for one in candidates if one is not None and one.entry == choice.entry), None)
-    if found is None:
+    """Return the points of the estimates, in words, and the estimates."""
+    matches = (index.own(problem), index.nearest(problem, float("inf")))
+    chosen = next((match for match in matches if match is not None and match.entry == choice.entry), None)
+    if chosen is None:
         return "", ()
     legality, default_at = Legality(tunable, arch), partial(tunable.default_config, arch)
     own = choice.source == "own"
-    ranking = index.rule(found, default_at).ranking(
+    ranking = index.rule(chosen, default_at).ranking(
         problem,
         default_at(problem),
         where=where_of(choice.source),
-        beside=() if own else index.beside(found, default_at),
+        beside=() if own else index.beside(chosen, default_at),
     )
-    sm_count, tiles = found.table.built_with.sm_count, tunable.tiles
+    sm_count, tiles = chosen.table.built_with.sm_count, tunable.tiles
     return ranking.basis, tuple(
         Compared(
             config=config,
@@ -268,8 +269,10 @@ def _compared(
 
 def _at_edge(index: Index, choice: Choice, default: Config) -> tuple[AtEdge, ...]:
     entry = choice.entry
-    table = next((one for one in index.tables.values() if entry is not None and entry in one.entries), None)
-    if entry is None or table is None or not entry.points or not entry.points[-1].states:
+    if entry is None or not entry.points or not entry.points[-1].states:
+        return ()
+    table = next((table for table in index.tables.values() if entry in table.entries), None)
+    if table is None:
         return ()
     point = entry.points[-1]
     times = {first_state(point.states): point.us, **point.states}
@@ -281,17 +284,17 @@ def _at_edge(index: Index, choice: Choice, default: Config) -> tuple[AtEdge, ...
 
 
 def _edge_lines(answer: Explanation) -> list[str]:
-    """A row for each config with its times at the bucket's edge, a column for each state of the GPU."""
+    """Return the times at the bucket's edge: a row for each config, a column for each state."""
     if not answer.at_edge:
         return []
     states = list(answer.at_edge[0].us)
     rows = [
         (
-            "  *" if one.config == answer.config else "   ",
-            *("-" if us is None else f"{us:.2f}" for us in one.us.values()),
-            f"{one.config}" + (" (default)" if one.config == answer.default else ""),
+            "  *" if row.config == answer.config else "   ",
+            *("-" if us is None else f"{us:.2f}" for us in row.us.values()),
+            f"{row.config}" + (" (default)" if row.config == answer.default else ""),
         )
-        for one in answer.at_edge
+        for row in answer.at_edge
     ]
     return [
         "  times at the bucket's edge in each state of the GPU, us:",
@@ -305,41 +308,40 @@ def _every_batch(tunable: Declaration, arch: Arch, problem: Problem) -> tuple[Se
     every = dispatcher_of(tunable).every_batch(arch)
     return tuple(
         ServingAll(
-            config=one.config,
-            regret=round(one.regret, 4),
-            worst_at=one.worst_at,
-            sizes=one.sizes,
-            untimed=one.untimed,
-            refusal=every.refusal(one.config, problem),
+            config=ranked.config,
+            regret=round(ranked.regret, 4),
+            worst_at=ranked.worst_at,
+            sizes=ranked.sizes,
+            untimed=ranked.untimed,
+            refusal=every.refusal(ranked.config, problem),
         )
-        for one in every.ranking(problem)
+        for ranked in every.ranking(problem)
     )
 
 
 def _every_batch_lines(answer: Explanation) -> list[str]:
     rows = [
         (
-            "  *" if one.config == answer.config else "   ",
-            f"{one.regret:.1%}" if one.worst_at else "-",
-            "at " + (" ".join(f"{name}={size}" for name, size in one.worst_at.items()) or "-"),
-            f"{one.sizes - one.untimed} of {one.sizes} sizes",
-            str(one.config),
-            f"refused: {one.refusal}" if one.refusal else "",
+            "  *" if row.config == answer.config else "   ",
+            f"{row.regret:.1%}" if row.worst_at else "-",
+            "at " + (" ".join(f"{name}={size}" for name, size in row.worst_at.items()) or "-"),
+            f"{row.sizes - row.untimed} of {row.sizes} sizes",
+            str(row.config),
+            f"refused: {row.refusal}" if row.refusal else "",
         )
-        for one in answer.every_batch
+        for row in answer.every_batch
     ]
     heading = f"  {environment.BATCH_INVARIANT}: one config serves every batch; worst regret of each:"
     return [heading, *aligned(rows)] if rows else []
 
 
 def _remarks(tunable: Declaration, arch: Arch, problem: Problem, choice: Choice) -> list[str]:
-    keeps_one = environment.batch_invariant()
-    if keeps_one and not tunable.batch_axes:
+    if environment.batch_invariant() and not tunable.batch_axes:
         return [
             f"{environment.BATCH_INVARIANT} changes nothing here: {tunable.name} declares no batch_axes",
             *_other_remarks(tunable, arch, problem, choice, may_search=True),
         ]
-    return _other_remarks(tunable, arch, problem, choice, may_search=not keeps_one)
+    return _other_remarks(tunable, arch, problem, choice, may_search=not environment.batch_invariant())
 
 
 def _other_remarks(

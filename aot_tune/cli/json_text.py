@@ -1,4 +1,4 @@
-"""Turn the project's values into JSON, for `--json`. Pure. `tables.reader` makes a table's text itself."""
+"""Turn the project's values into JSON, for `--json`. Pure. `tables.writer` writes the text of tables."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ Plain = None | bool | int | float | str | list["Plain"] | dict[str, "Plain"]
 
 
 def plain(value: object) -> Plain:
-    """A value as JSON data: a dataclass by its fields, a config by its two parts, archs and paths as text.
+    """Return a value as JSON data: dataclasses by field, configs by part, archs and paths as text.
 
     Raises:
-        TypeError: The value has no such form, which is a mistake of the caller.
+        TypeError: The value has no JSON form, a mistake of the caller.
     """
     if value is None or isinstance(value, bool | int | float | str):
         return value
@@ -34,10 +34,10 @@ def plain(value: object) -> Plain:
     if isinstance(value, Pow2 | Exact):
         return value.kind
     if dataclasses.is_dataclass(value):
-        return {one.name: plain(getattr(value, one.name)) for one in dataclasses.fields(value)}
+        return {field.name: plain(getattr(value, field.name)) for field in dataclasses.fields(value)}
     raise TypeError(f"{type(value).__name__} has no JSON form")
 
 
 def json_text(value: object) -> str:
-    """A value as indented JSON text."""
+    """Return a value as indented JSON text."""
     return json.dumps(plain(value), indent=2, ensure_ascii=False)

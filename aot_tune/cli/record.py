@@ -1,4 +1,4 @@
-"""The lines of `aot-tune record`: what was recorded where, and remarks for the library's author."""
+"""`aot-tune record`: lines about the recordings, and remarks for the library's author."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aot_tune.values.text import aligned, counted
 
 
 def recording_lines(recording: Recording) -> Iterator[str]:
-    """One row for each place that searched, then the remarks and the tables."""
+    """Yield a row for each place that searched, then the remarks and the tables."""
     if not recording.pythons:
         yield (
             "nothing was recorded: the program started no Python that heeds PYTHONPATH; start Python without "
@@ -21,7 +21,7 @@ def recording_lines(recording: Recording) -> Iterator[str]:
         )
         return
     if not recording.sites:
-        yield "no search was met: nothing called cuda.tile.tune.exhaustive_search"
+        yield "nothing was recorded: no call of cuda.tile.tune.exhaustive_search"
         return
     header = ("where", "kernel", "problems", "gain", "failed", "wrong")
     yield from aligned([header, *(_row(site) for site in recording.sites)])
@@ -49,7 +49,7 @@ def _mean(gains: Sequence[float]) -> float:
 
 
 def _short(place: str) -> str:
-    """A file and line, the file as one would type it here."""
+    """Return a file and line, the file relative to the current folder if below it, else by its name."""
     path, _, line = place.rpartition(":")
     relative = os.path.relpath(path)
     return f"{relative if not relative.startswith('..') else Path(path).name}:{line}"

@@ -1,4 +1,4 @@
-"""`aot-tune journal --seconds`: the seconds of GPUs that sweeps took, by what they went into."""
+"""`aot-tune journal --seconds`: GPU seconds of sweeps, by use."""
 
 from __future__ import annotations
 
@@ -12,8 +12,7 @@ from aot_tune.tuner.sweep.results import ALSO, TIMINGS, Timing
 from aot_tune.values.text import aligned
 
 Seconds = Mapping[str, float]
-"""Seconds by what they went into: a `Timing`, ``verify_s``, or a name of `ALSO`. What no record tells is not
-in it, as with journals of earlier releases."""
+"""Seconds by use: a `Timing`, ``verify_s``, or a name of `ALSO`. A use without a record is left out."""
 
 COLUMNS: Mapping[str, Sequence[str]] = {
     **{timing: (timing,) for timing in get_args(Timing)},
@@ -21,11 +20,11 @@ COLUMNS: Mapping[str, Sequence[str]] = {
     "arguments": ("open_s",),
     "compilers, starts, idle": ("waited_s", "start_s", "idle_s"),
 }
-"""The columns of the table, each with the names of its seconds."""
+"""Columns of the table, each with the names of its seconds."""
 
 
 def seconds_of(records: Iterable[Record]) -> Seconds:
-    """The seconds that a journal's records tell, of all its GPUs together."""
+    """Return the seconds in a journal's records, summed over GPUs."""
     return _added(_of_step(record) for record in records if record["kind"] == "spent")
 
 
@@ -42,17 +41,17 @@ def _added(parts: Iterable[Seconds]) -> Seconds:
     return dict(total)
 
 
-def table_lines(found: Iterable[tuple[Path, JournalContent]]) -> list[str]:
-    """A row for each kernel, the longest first, and one for all of them.
+def table_lines(journals: Iterable[tuple[Path, JournalContent]]) -> list[str]:
+    """Return a row for each kernel, the longest first, and a row for their sum.
 
-    Journals of one kernel and arch are added, and their row says how many they are. Where several archs are
-    there, a kernel's name has its arch before it.
+    Journals of one kernel and arch are added, and their row has their number. With several archs a kernel's
+    name has its arch before it.
 
     Args:
-        found: Journals and what they hold; without one there is no line.
+        journals: Journals' paths and contents. Without a journal there is no line.
     """
     kernels: dict[tuple[str, str], list[Seconds]] = {}
-    for path, content in found:
+    for path, content in journals:
         arch = content.identity.get("arch", path.parent.name)
         kernel = content.identity.get("kernel", path.name.partition(".")[0])
         kernels.setdefault((arch, kernel), []).append(seconds_of(content.records))
@@ -62,10 +61,10 @@ def table_lines(found: Iterable[tuple[Path, JournalContent]]) -> list[str]:
     rows = [
         (
             (f"{arch}/{kernel}" if several else kernel)
-            + (f" ({len(journals)} journals)" if len(journals) > 1 else ""),
-            _added(journals),
+            + (f" ({len(parts)} journals)" if len(parts) > 1 else ""),
+            _added(parts),
         )
-        for (arch, kernel), journals in kernels.items()
+        for (arch, kernel), parts in kernels.items()
     ]
     rows.sort(key=lambda row: (-sum(row[1].values()), row[0]))
     rows.append(("all", _added(seconds for _, seconds in rows)))
@@ -73,6 +72,6 @@ def table_lines(found: Iterable[tuple[Path, JournalContent]]) -> list[str]:
 
 
 def _cells(seconds: Seconds) -> list[str]:
-    """A cell for each of `COLUMNS`, and their sum; ``-`` where no record tells."""
-    told = [[seconds[name] for name in names if name in seconds] for names in COLUMNS.values()]
-    return [f"{sum(cell):.0f}" if cell else "-" for cell in (*told, [*seconds.values()])]
+    """Return a cell for each of `COLUMNS`, and their sum; ``-`` without a record."""
+    cells = [[seconds[name] for name in names if name in seconds] for names in COLUMNS.values()]
+    return [f"{sum(cell):.0f}" if cell else "-" for cell in (*cells, [*seconds.values()])]

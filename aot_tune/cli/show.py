@@ -1,4 +1,4 @@
-"""`aot-tune show`: print tables and the sizes of archives, without importing kernels (nor torch)."""
+"""`aot-tune show`: tables and the sizes of archives. Imports neither kernels nor torch."""
 
 from __future__ import annotations
 
@@ -17,11 +17,11 @@ from aot_tune.values.text import aligned
 
 
 def table_lines(tables: Sequence[Document], *, whole: bool) -> list[str]:
-    """Tables for a person.
+    """Return tables as text.
 
     Args:
         tables: The tables, sorted by kind.
-        whole: Whether to print all entries, and not one line for each table.
+        whole: Whether to print all entries, in place of one line for each table.
     """
     if whole:
         return [line for table in tables for line in table.lines()]
@@ -36,33 +36,33 @@ def table_lines(tables: Sequence[Document], *, whole: bool) -> list[str]:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelSizes:
-    """What one kernel's cubins take in an archive."""
+    """Sizes of one kernel's cubins in an archive."""
 
     cubins: int
-    """Different cubins."""
+    """Number of different cubins."""
 
     stored_bytes: int
-    """Bytes that they take in the file."""
+    """Bytes in the file."""
 
     bytes: int
-    """Bytes that they take unpacked."""
+    """Bytes unpacked."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ArchiveSizes:
-    """What one archive takes."""
+    """Sizes of one archive."""
 
     path: Path
-    """The archive's file."""
+    """Archive's file."""
 
     arch: Arch
-    """The arch that its cubins are for."""
+    """Arch of the cubins."""
 
     bytes: int
-    """The file's size, bytes."""
+    """File's size, bytes."""
 
     kernels: Mapping[str, KernelSizes]
-    """Each kernel's part, by the kernel's name."""
+    """Sizes of each kernel's cubins, by the kernel's name."""
 
 
 def archives_found(
@@ -73,8 +73,8 @@ def archives_found(
     Args:
         kernel: Read this kernel's part only.
         arch: Find this arch's archives only.
-        modules: Modules that declare kernels; without them, those of all installed packages.
-        only: Search this folder only, such as one that `aot-tune compile --out` was given.
+        modules: Modules that declare kernels; without them, the modules of all installed packages.
+        only: Search this folder only, such as one given to `aot-tune compile --out`.
 
     Returns:
         The archives, by folder and arch, and one error for each file that is damaged or is not an archive.
@@ -89,7 +89,7 @@ def archives_found(
         installed, broken = package_folders(modules)
         warn_of(broken)
         folders = list(dict.fromkeys((*named_folders(), *installed)))
-    found: list[ArchiveSizes] = []
+    sizes: list[ArchiveSizes] = []
     unreadable: list[AotTuneError] = []
     held: set[str] = set()
     for folder in folders:
@@ -102,16 +102,16 @@ def archives_found(
                 unreadable.append(error)
             else:
                 held.update(archive.kernels)
-        found += sorted(here, key=lambda one: (one.arch, one.path))
-    if not found and not unreadable:
+        sizes += sorted(here, key=lambda archive: (archive.arch, archive.path))
+    if not sizes and not unreadable:
         wanted = f" for {arch}" if arch else ""
         options = (f" --arch {arch}" if arch else "") + (f" --out {only}" if only else "")
         places = " ".join(map(str, folders))
         raise UsageError(f"no archive of cubins{wanted} is in {places}; make one: aot-tune compile{options}")
     if kernel is not None and kernel not in held and not unreadable:
-        there = " ".join(sorted(held)) or "none of any kernel"
-        raise UsageError(f"no archive has cubins of {kernel}; there is {there}")
-    return found, unreadable
+        names = " ".join(sorted(held)) or "none of any kernel"
+        raise UsageError(f"no archive has cubins of {kernel}; there is {names}")
+    return sizes, unreadable
 
 
 def _sizes(archive: Archive, kernel: str | None) -> ArchiveSizes:
@@ -126,18 +126,18 @@ def _sizes(archive: Archive, kernel: str | None) -> ArchiveSizes:
 
 
 def archive_lines(archives: Sequence[ArchiveSizes]) -> list[str]:
-    """What archives take, KB of 1000 bytes in the file: a row for each kernel and a column for each arch.
+    """Return the sizes of archives, KB of 1000 bytes: a row for each kernel, a column for each arch.
 
     Each folder has a table of its own, and the table's last row has the sizes of the whole files.
     """
     lines = []
-    for folder, group in groupby(archives, key=lambda one: one.path.parent.parent):
+    for folder, group in groupby(archives, key=lambda archive: archive.path.parent.parent):
         columns = list(group)
-        names = sorted({name for one in columns for name in one.kernels})
+        names = sorted({name for archive in columns for name in archive.kernels})
         rows = [
-            ("KB", *(str(one.arch) for one in columns)),
-            *((name, *(_kilobytes(one.kernels.get(name)) for one in columns)) for name in names),
-            ("the file", *(f"{one.bytes / 1000:,.0f}" for one in columns)),
+            ("KB", *(str(archive.arch) for archive in columns)),
+            *((name, *(_kilobytes(archive.kernels.get(name)) for archive in columns)) for name in names),
+            ("the file", *(f"{archive.bytes / 1000:,.0f}" for archive in columns)),
         ]
         lines += [f"archives of cubins in {folder}:", *aligned(rows)]
     return lines

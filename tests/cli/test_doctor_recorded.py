@@ -81,7 +81,7 @@ def test_an_unrecorded_name_is_refused_with_the_nearest(folder: Path) -> None:
 def test_a_kernel_recorded_on_another_arch_is_told_with_that_arch(folder: Path) -> None:
     recorded_launches.write(folder)
     assert doctor(NAME, "--arch", "sm100").splitlines() == [
-        f"nothing was recorded of {NAME} on sm100, where no problem of it is answered: "
+        f"{NAME} was not recorded on sm100, so none of its problems is answered: "
         "AOT_TUNE_ON_MISS=search decides",
-        f"it was recorded on sm90: aot-tune doctor {NAME} --arch sm90 prints what is answered there",
+        f"it was recorded on sm90: aot-tune doctor {NAME} --arch sm90 prints the answered problems",
     ]

@@ -130,7 +130,7 @@ def test_records_of_a_recording_are_exported_and_tell_no_seconds(recording: Path
     assert (len(rows), rows[1]["search"], rows[1]["mean_us"]) == (10, "feed.1", 14.0)
     result = _run(recording, path, "--seconds")
     assert (result.exit_code, result.stdout) == (0, _run(path, "--seconds").stdout)
-    assert result.stderr == f"{recording}: left out: a journal of aot-tune record tells no seconds\n"
+    assert result.stderr == f"{recording}: left out: a journal of aot-tune record has no seconds\n"
 
 
 def test_damage_of_a_recording_is_told_as_such(recording: Path) -> None:
@@ -222,7 +222,7 @@ def test_a_journal_that_tells_no_seconds_is_not_told_to_have_taken_none(path: Pa
         SweepResults(journal).write("candidates", PROBLEM, _time(12.5), gpu="GPU-1")
     assert _run(older).stdout.splitlines()[2] == (
         "1 result, 0 failures, 0 compilations (0 failed) in 0.0 s of cores; "
-        "how long the GPUs took is not recorded; on GPU-1"
+        "the GPUs' time is not recorded; on GPU-1"
     )
     assert _table(older)[1:] == [["older", *"--------"], ["all", *"--------"]]
     assert _table(path, older)[1:] == [

@@ -1,1 +1,1 @@
-"""Tables' files and journals, each of two kinds, in the one form that the verbs know."""
+"""Files of tables and journals, of two kinds each, in one form for the verbs."""

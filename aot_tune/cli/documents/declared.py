@@ -1,4 +1,4 @@
-"""The table of a declared kernel, as the verbs need it. Imports no kernel."""
+"""Table of a declared kernel, for the verbs. Imports no kernel."""
 
 from __future__ import annotations
 
@@ -30,11 +30,11 @@ from aot_tune.values.config import Config
 from aot_tune.values.text import aligned, counted
 
 _MOST_ALIKE = 3
-"""Entries of one table with the same fault that are reported one by one."""
+"""Most entries of one table with the same fault that are reported one by one."""
 
 
 class DeclaredDocument(Document):
-    """The table of a declared kernel and its file."""
+    """Table of a declared kernel and its file."""
 
     kind, noun, again = "declared", "table", "tune again"
     needs_declaration, baseline, place_name = True, "default", "bucket"
@@ -77,9 +77,9 @@ class DeclaredDocument(Document):
         )
 
     def lines(self) -> list[str]:
-        """What it was built with, its portfolio as P0, P1 and so on, and its entries.
+        """Return the GPU and versions, the portfolio as P0, P1 and so on, and the entries.
 
-        Below them are the entries whose samples were disturbed, and the times in the GPU's other states.
+        Entries whose samples were disturbed, and times in the GPU's other states, follow.
         """
         table = self.table
         names = {config: f"P{place}" for place, config in enumerate(table.portfolio)}
@@ -98,20 +98,20 @@ class DeclaredDocument(Document):
         ]
 
     def _batch_lines(self) -> list[str]:
-        """What says which config serves every batch, where that is asked for: a table names no batch axes."""
+        """Return a line that names the command for batch invariance: tables have no batch axes."""
         if not environment.batch_invariant():
             return []
         return [
             f"{environment.BATCH_INVARIANT} is set: launches take one config of the portfolio for every "
-            f"batch; aot-tune doctor {self.name} says which"
+            f"batch; aot-tune doctor {self.name} prints it"
         ]
 
     # Comparing ----------------------------------------------------------------------------------------------
 
-    def winners(self, beside: DeclaredDocument | None = None) -> Mapping[Hashable, Winner]:
-        """See the base class. Two tables' buckets may have other names: each sorts by its own axes."""
+    def winners(self, older: DeclaredDocument | None = None) -> Mapping[Hashable, Winner]:
+        """See the base class. Two tables' axes may differ: each table sorts by its own."""
         axes = self.table.axes
-        ordered = sorted(self.entries(beside), key=lambda entry: entry_order(axes, entry.bucket))
+        ordered = sorted(self.entries(older), key=lambda entry: entry_order(axes, entry.bucket))
         return {entry.bucket: _winner(entry) for entry in ordered}
 
     def remarks(self, old: DeclaredDocument) -> Iterator[str]:
@@ -134,10 +134,10 @@ class DeclaredDocument(Document):
 
     # Checking -----------------------------------------------------------------------------------------------
 
-    def faults(self, found: FoundKernel | None, *, own: bool) -> Iterator[Finding]:
+    def faults(self, kernel: FoundKernel | None, *, own: bool) -> Iterator[Finding]:
         """See the base class."""
-        assert found is not None
-        again = tune_step(found, str(self.table.arch))
+        assert kernel is not None
+        again = tune_step(kernel, str(self.table.arch))
         for entry in self.table.entries:
             if entry.disturbed is not None:
                 what = f"its times were taken while the GPU was disturbed: {entry.disturbed}"
@@ -145,11 +145,11 @@ class DeclaredDocument(Document):
                     str(entry.bucket), what, f"if they matter, {again} on a quiet GPU", remark=True
                 )
         if own:
-            yield from declaration_remarks(self.path, found.tunable, self.table.arch)
-        yield from itertools.starmap(self.finding, self._complaints(found.tunable, again, own=own))
+            yield from declaration_remarks(self.path, kernel.tunable, self.table.arch)
+        yield from itertools.starmap(self.finding, self._complaints(kernel.tunable, again, own=own))
 
     def _complaints(self, tunable: Declaration, again: str, *, own: bool) -> Iterator[tuple[str, str, str]]:
-        """Every fault: its place in the file, what is wrong, and what to do about it."""
+        """Yield every fault: its place in the file, its description, and the next step."""
         table = self.table
         if blank := blank_mistakes(tunable):
             yield from (("", f"{tunable.name}: {one.text}", "correct the declaration") for one in blank)
@@ -182,13 +182,13 @@ class DeclaredDocument(Document):
                 yield str(bucket), "a declared shape has no entry", again
 
 
-def tune_step(found: FoundKernel, arch: str) -> str:
-    """The step that makes a kernel's table anew."""
-    return f"run aot-tune tune {found.tunable.name} --arch {arch}{found.module_option}"
+def tune_step(kernel: FoundKernel, arch: str) -> str:
+    """Return the step that makes a kernel's table anew."""
+    return f"run aot-tune tune {kernel.tunable.name} --arch {arch}{kernel.module_option}"
 
 
 def declaration_remarks(path: Path, kernel: Declaration, arch: Arch) -> Iterator[Finding]:
-    """What a declaration says and probably does not mean, as remarks on its table's file."""
+    """Yield probable mistakes of a declaration, as remarks on its table's file."""
     for text in checks.declaration_remarks(kernel, arch):
         yield Finding(path=str(path), what=text, fix="", remark=True)
 
@@ -209,7 +209,7 @@ def _entry_row(entry: Entry, names: dict[Config, str]) -> tuple[str, ...]:
 
 
 def _states_line(entry: Entry) -> str:
-    """The times at the edge in the GPU's other states, which `_entry_row` has no room for."""
+    """Return an entry's times in the GPU's other states."""
     states = ", ".join(
         f"{name} {times.mean_us:.2f} us, default {times.default_us:.2f} us"
         for name, times in entry.states.items()
@@ -245,14 +245,14 @@ def _without(configs: Iterable[Config], others: Iterable[Config]) -> list[Config
 
 @dataclass(frozen=True, kw_only=True)
 class TableState(FileState):
-    """One file in which a declared kernel's table is looked for."""
+    """File that may hold a declared kernel's table."""
 
     measured_on: str | None = None
-    """The name of the card that the table was measured on; None where it is not used or predicted."""
+    """Model of the GPU that the table was measured on; None where it is not used or predicted."""
 
 
 def table_states(tunable: Declaration, arch: Arch) -> Iterator[TableState]:
-    """The files in which a kernel's table for an arch is looked for, in that order, and what they hold."""
+    """Yield the files that may hold a kernel's table for an arch, in reading order, with their state."""
     for folder, named in loader.folders(tunable):
         path = store.table_path(folder, arch, tunable.name)
         state, table = _table_state(path, tunable, arch, named=named)
@@ -264,16 +264,16 @@ def table_states(tunable: Declaration, arch: Arch) -> Iterator[TableState]:
 
 
 def card_remarks(tables: Sequence[TableState], gpus: Sequence[Gpu], arch: Arch) -> Iterator[str]:
-    """One remark for each card that tables were measured on and that is not the one here."""
-    made = dict.fromkeys(one.measured_on for one in tables if one.measured_on is not None)
-    here = dict.fromkeys(gpu.name for gpu in gpus if gpu.arch == arch)
-    for card, name in itertools.product(made, here):
-        if message := other_card(card, name):
+    """Yield a remark for each GPU model of the tables that differs from this machine's."""
+    measured = dict.fromkeys(table.measured_on for table in tables if table.measured_on is not None)
+    present = dict.fromkeys(gpu.name for gpu in gpus if gpu.arch == arch)
+    for model, name in itertools.product(measured, present):
+        if message := other_card(model, name):
             yield message
 
 
 def _table_state(path: Path, tunable: Declaration, arch: Arch, *, named: bool) -> tuple[str, Table | None]:
-    """The state in words, and the table where a launch would use it."""
+    """Return the state in words, and the table where a launch would use it."""
     try:
         os.stat(path)
     except FileNotFoundError:

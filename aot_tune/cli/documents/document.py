@@ -1,4 +1,4 @@
-"""Define what the verbs ask of a table's file, whichever kind of table it holds. Prints nothing."""
+"""Interface of a table's file for the verbs, for both kinds of tables. Prints nothing."""
 
 from __future__ import annotations
 
@@ -17,22 +17,22 @@ from aot_tune.tables.files import read_bytes
 
 @dataclass(frozen=True, kw_only=True)
 class Finding:
-    """One fault of a table, an archive or a folder of them, or something else to know of it."""
+    """Fault of a table, an archive or a folder of them, or a remark on it."""
 
     path: str
-    """The file or folder that is at fault."""
+    """File or folder at fault."""
 
     entry: str = ""
-    """The bucket, ``M=64 N=4096``, or another place in the file; empty when the whole file is at fault."""
+    """Bucket, ``M=64 N=4096``, or another place in the file; empty for the whole file."""
 
     what: str
-    """What is wrong."""
+    """Description of the fault."""
 
     fix: str
-    """What to do about it."""
+    """Next step for the user."""
 
     remark: bool = False
-    """Whether it is no fault, so that it fails no check."""
+    """Whether the finding is a remark, which fails no check."""
 
     def __str__(self) -> str:
         parts = ("remark" if self.remark else "", self.path, self.entry, self.what, self.fix)
@@ -40,39 +40,39 @@ class Finding:
 
 
 class Winner(NamedTuple):
-    """One entry of a table, as `aot-tune diff` compares and prints it."""
+    """Entry of a table, as `aot-tune diff` compares and prints it."""
 
     entry: Any
-    """The entry, with ``mean_us`` and ``gain``; equal ones did not change."""
+    """Entry, with ``mean_us`` and ``gain``. Equal entries did not change."""
 
     choice: object
-    """What differs where another config won."""
+    """Value that differs where another config won."""
 
     place: object
-    """Its bucket or problem, for a script; the text of it is for people."""
+    """Bucket or problem as data; its text is for the user."""
 
     config: str
-    """The config in words."""
+    """Config as text."""
 
     data: Mapping[str, object]
-    """The config and its times, for a script."""
+    """Config and times as data."""
 
     evidence: str = "measured"
-    """Whether its time was measured or predicted."""
+    """Evidence of the time: measured or predicted."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FileState:
-    """One file in which a kernel's table is looked for."""
+    """File that may hold a kernel's table."""
 
     kernel: str
-    """The kernel's name."""
+    """Kernel's name."""
 
     path: Path
-    """The table's file; it need not exist."""
+    """Table's file, which need not exist."""
 
     state: str
-    """What the file holds, or what is wrong with it."""
+    """File's contents or fault, in words."""
 
     usable: bool
     """Whether a launch would use entries of this table."""
@@ -82,20 +82,20 @@ Own = TypeVar("Own", bound="Document")
 
 
 class Document(ABC):
-    """A table and its file.
+    """Table and its file.
 
     Attributes:
         kind: The kind of the table.
-        noun: What such a file is called.
-        again: How such a table is made anew.
-        baseline: The config that gains are over.
+        noun: The name of such a file.
+        again: The command that makes such a table anew.
+        baseline: The config that gains are relative to.
         place_name: The name of `Winner.place` in JSON.
         needs_declaration: Whether the kernel must be declared.
         heads: The heads of the columns of `overview`.
         parse: Reads a file's bytes; raises a `TableError`.
         dump: Table -> the bytes that aot-tune writes.
-        form: The form of such tables, by which earlier ones are read.
-        right_place: File and table -> the path where it belongs in a folder of tables; None when it is there.
+        form: The present form of such tables, for reading earlier forms.
+        right_place: File and table -> the table's path in a folder of tables; None when it is there already.
     """
 
     kind: ClassVar[str]
@@ -114,14 +114,14 @@ class Document(ABC):
         self.path = path
         self.table = table
         self.difference: str | None = None
-        """How the form of the file differs from the present one, in words; None where it does not."""
+        """Difference of the file's form from the present one, in words; None where there is none."""
 
     @classmethod
     def read(cls: type[Own], path: Path) -> Own:
         """Read and check a table.
 
         Raises:
-            TableError: The file is not such a table; the message starts with the path.
+            TableError: The file is not such a table. The message starts with the path.
             StoreError: The file does not exist, is not a regular file, or cannot be read.
         """
         data = read_bytes(path)
@@ -149,60 +149,60 @@ class Document(ABC):
                 former = None
             if former is None:
                 raise error from None
-        one = cls(path, former[0])
-        one.difference = former[1]
-        return one
+        document = cls(path, former[0])
+        document.difference = former[1]
+        return document
 
-    def entries(self, beside: Document | None) -> Iterator[Any]:
-        """The table's entries, with what an older table `beside` has of them too."""
-        earlier = beside is not None and beside.difference is not None
+    def entries(self, older: Document | None) -> Iterator[Any]:
+        """Return the entries. Where an older table has an earlier form, keep only fields that both have."""
+        earlier = older is not None and older.difference is not None
         return map(self.form.only_compared, self.table.entries) if earlier else iter(self.table.entries)
 
     def form_remarks(self, old: Document) -> Iterator[str]:
-        """A line where the form of the older file differs."""
+        """Yield a line where the form of the older file differs."""
         if old.difference is not None:
             yield old.difference
 
     @property
     @abstractmethod
     def name(self) -> str:
-        """The kernel's name."""
+        """Return the kernel's name."""
 
     @abstractmethod
     def overview(self) -> tuple[str, ...]:
-        """The table in a row below `heads`."""
+        """Return the table as a row below `heads`."""
 
     @abstractmethod
     def lines(self) -> list[str]:
-        """The whole table for a person."""
+        """Return the whole table as text."""
 
     @abstractmethod
-    def winners(self, beside: Any = None) -> Mapping[Hashable, Winner]:
-        """The entries by bucket or search, in order, with what an older table `beside` has of them too."""
+    def winners(self, older: Any = None) -> Mapping[Hashable, Winner]:
+        """Return `entries` by bucket or search, in order."""
 
     @abstractmethod
     def remarks(self, old: Any) -> Iterator[str]:
-        """What differs from an older table of the kernel beside the entries, a line each."""
+        """Yield a line for each difference from an older table outside the entries."""
 
     @abstractmethod
-    def faults(self, found: FoundKernel | None, *, own: bool) -> Iterator[Finding]:
-        """What is wrong with the table, compared with the kernel that is here.
+    def faults(self, kernel: FoundKernel | None, *, own: bool) -> Iterator[Finding]:
+        """Yield the table's faults, in comparison with the present kernel.
 
         Args:
-            found: The kernel's declaration, for a table that needs one.
-            own: Whether the table lies in the folder of the kernel's own package.
+            kernel: The kernel's declaration, for a table that needs one.
+            own: Whether the table is in the folder of the kernel's own package.
         """
 
     def finding(self, entry: str, what: str, fix: str, *, remark: bool = False) -> Finding:
-        """A finding in this file."""
+        """Return a finding in this file."""
         return Finding(path=str(self.path), entry=entry, what=what, fix=fix, remark=remark)
 
     def data(self) -> dict[str, object]:
-        """The table for a script: its document, and the path of its file."""
+        """Return the table as data: its document, and the path of its file."""
         return {"path": self.path, **json.loads(type(self).dump(self.table))}
 
     def made_with(self) -> str:
-        """The GPU and the versions behind the times, in a line."""
+        """Return the GPU and the versions that were measured, in a line."""
         built = self.table.built_with
         versions = f"cuda-tile {built.cuda_tile}, tileiras {built.tileiras}"
         versions += f", driver {built.driver}" if built.driver else ""
@@ -210,12 +210,12 @@ class Document(ABC):
         return f"{built.device_name}, {built.sm_count} multiprocessors, {versions}; source {source}"
 
     def source_remarks(self, old: Document) -> Iterator[str]:
-        """A line where the kernel's code differs."""
+        """Yield a line where the kernel's code differs."""
         if old.table.source_hash != self.table.source_hash:
             yield f"source {old.table.source_hash} -> {self.table.source_hash}"
 
     def built_with_remarks(self, old: Document) -> Iterator[str]:
-        """A line for each part of the GPU and the software that differs."""
+        """Yield a line for each difference of GPU and software."""
         for name in ("device_name", "sm_count", "cuda_tile", "tileiras", "driver"):
             before, after = getattr(old.table.built_with, name), getattr(self.table.built_with, name)
             if before != after:

@@ -1,4 +1,4 @@
-"""Find tables' files, and read each as the kind of table that it is. Prints nothing."""
+"""Find tables' files, and read each by its kind. Prints nothing."""
 
 from __future__ import annotations
 
@@ -27,16 +27,16 @@ from aot_tune.tables import store
 from aot_tune.values.arch import Arch
 
 KINDS: tuple[type[Document], ...] = (DeclaredDocument, RecordedDocument)
-"""The kinds of tables, in the order in which the verbs print them."""
+"""Kinds of tables, in the order in which the verbs print them."""
 
 
 def kind_named(path: Path) -> type[Document]:
-    """The kind of the table that a file in an arch's folder holds, by the file's name."""
+    """Return the kind of the table in an arch's folder, by its file's name."""
     return RecordedDocument if has_recorded_name(path) else DeclaredDocument
 
 
 def kind_of(*paths: Path) -> type[Document]:
-    """The kind of the table that files hold, wherever they lie: recorded, where one calls itself so."""
+    """Return the kind of the table in files, by name and content: recorded, where one of them is."""
     return RecordedDocument if any(map(is_recorded_file, paths)) else DeclaredDocument
 
 
@@ -44,10 +44,10 @@ def kind_of(*paths: Path) -> type[Document]:
 
 
 def folders(modules: Sequence[str] = ()) -> list[Path]:
-    """The folders of tables that AOT_TUNE_TABLES names and that can be listed, then those of packages.
+    """Return the folders of AOT_TUNE_TABLES that can be listed, then the packages' folders.
 
     Args:
-        modules: Modules of the packages; without them, those of all installed entry points.
+        modules: Modules of the packages; without them, the modules of all installed entry points.
 
     Raises:
         StoreError: A named module's package has no folder.
@@ -56,12 +56,12 @@ def folders(modules: Sequence[str] = ()) -> list[Path]:
 
 
 def named_folders() -> list[Path]:
-    """The folders of AOT_TUNE_TABLES that may hold tables; `folder_remarks` has a line for each other one."""
+    """Return the folders of AOT_TUNE_TABLES that can be listed. `folder_remarks` reports the others."""
     return [folder for folder in environment.table_folders() if _folder_mistake(folder) is None]
 
 
 def folder_remarks() -> list[str]:
-    """What is wrong with each folder of AOT_TUNE_TABLES that no verb looks into, and what to do about it."""
+    """Return the fault of each folder of AOT_TUNE_TABLES that no verb reads, with the next step."""
     mistakes = map(_folder_mistake, environment.table_folders())
     return [mistake for mistake in mistakes if mistake is not None]
 
@@ -77,19 +77,19 @@ def _folder_mistake(folder: Path) -> str | None:
 
 
 def package_folders(modules: Sequence[str]) -> tuple[list[Path], list[Broken]]:
-    """The folders of tables of the named modules' packages, or of all installed packages that can be found.
+    """Return the tables' folders of the named modules' packages, or of all installed packages.
 
     The second list has the entry points whose package cannot be found.
     """
-    found, broken = [], []
+    packages, broken = [], []
     for module in module_names(modules):
         try:
-            found.append(store.folder_of_package(module))
+            packages.append(store.folder_of_package(module))
         except StoreError:
             if modules or module == OWN_KERNELS:
                 raise
             broken.append(broken_point(module, f"no package is called {module.partition('.')[0]!r}"))
-    return found, broken
+    return packages, broken
 
 
 # Tables -----------------------------------------------------------------------------------------------------
@@ -98,9 +98,9 @@ def package_folders(modules: Sequence[str]) -> tuple[list[Path], list[Broken]]:
 def tables_found(
     kernel: str | None, arch: Arch | None, modules: Sequence[str] = (), only: Path | None = None
 ) -> tuple[list[Document], list[AotTuneError]]:
-    """Find the tables in AOT_TUNE_TABLES, then those of the installed packages or of `modules`.
+    """Find tables in AOT_TUNE_TABLES, then in the installed packages or those of `modules`.
 
-    Kernels are imported only when no table is found without: a declaration may name a folder of its own.
+    Kernels are imported only when no table is found otherwise: a declaration may name a folder of its own.
 
     Args:
         kernel: Find this kernel's tables only.
@@ -112,7 +112,7 @@ def tables_found(
         The tables, and one error for each file that is not a table.
 
     Raises:
-        UsageError: There is no such table; the message lists those there are.
+        UsageError: There is no such table. The message lists the existing ones.
         StoreError: A folder cannot be read.
     """
     if only is not None:
@@ -133,13 +133,13 @@ def tables_found(
             tables.append(kind_named(path).read(path))
         except (TableError, StoreError) as error:
             unreadable.append(error)
-    return sorted(tables, key=lambda one: KINDS.index(type(one))), unreadable
+    return sorted(tables, key=lambda table: KINDS.index(type(table))), unreadable
 
 
 def _installed_tables(
     kernel: str | None, arch: Arch | None, modules: Sequence[str]
 ) -> tuple[list[Path], list[Path]]:
-    """The chosen tables' files, and those of all tables that were found."""
+    """Return the chosen tables' files, and the files of all tables that were found."""
     installed, broken = package_folders(modules)
     named = [*named_folders(), *installed]
     paths = [path for folder in dict.fromkeys(named) for path in store.listed(folder)]
@@ -147,7 +147,7 @@ def _installed_tables(
     if chosen:
         warn_of(broken)
     else:  # find_tunables warns of the broken entry points itself
-        own = [store.package_folder(found.tunable) for found in discovery.find_tunables(modules).values()]
+        own = [store.package_folder(kernel.tunable) for kernel in discovery.find_tunables(modules).values()]
         paths = [path for folder in dict.fromkeys((*named, *own)) for path in store.listed(folder)]
         chosen = _chosen(paths, kernel, arch)
     return chosen, paths
@@ -165,7 +165,7 @@ def _chosen(paths: Sequence[Path], kernel: str | None, arch: Arch | None) -> lis
 
 
 def survey(modules: Sequence[str] = ()) -> Survey:
-    """Find declarations as `discovery.survey` does; a package that has recorded tables need declare nothing.
+    """Find declarations as `discovery.survey` does. A package with recorded tables need not have any.
 
     Raises:
         UsageError: A named module cannot be imported, or has neither declarations nor recorded tables.
@@ -176,23 +176,23 @@ def survey(modules: Sequence[str] = ()) -> Survey:
 
 
 def bare_folders(modules: Sequence[str] = ()) -> list[Path]:
-    """The folders with recorded tables of the named modules' packages."""
+    """Return the folders of the named modules' packages that hold recorded tables."""
     names = module_names(modules) if modules else ()
     return list(dict.fromkeys(store.folder_of_package(name) for name in names if _has_recorded(name)))
 
 
 def declared(modules: Sequence[str] = ()) -> dict[str, FoundKernel]:
-    """The declarations that `survey` finds; warns of each entry point that is left out."""
+    """Return the declarations of `survey`, and warn of each entry point that is left out."""
     if not any(map(_is_recorded, module_names(modules) if modules else ())):
         return discovery.find_tunables(modules)
     return survey(modules).found
 
 
 def _is_recorded(module: str) -> bool:
-    """Whether a package has recorded tables, its own or in a folder that AOT_TUNE_TABLES names."""
+    """Return whether a package has recorded tables, its own or in AOT_TUNE_TABLES."""
     top = module.partition(".")[0]
-    beside = listed_recorded(named_folders())
-    return _has_recorded(module) or any(path.name.startswith(f"{top}.") for path in beside)
+    named = listed_recorded(named_folders())
+    return _has_recorded(module) or any(path.name.startswith(f"{top}.") for path in named)
 
 
 def _has_recorded(module: str) -> bool:
@@ -206,12 +206,12 @@ def _has_recorded(module: str) -> bool:
 
 
 def split(names: Sequence[str]) -> tuple[list[str], list[str]]:
-    """Names of declared kernels, and of recorded ones, which have a dot."""
+    """Split names into declared kernels' and recorded kernels', which have a dot."""
     return [name for name in names if "." not in name], [name for name in names if "." in name]
 
 
 def chosen(paths: Sequence[Path], names: Sequence[str], archs: Sequence[Arch]) -> tuple[Path, ...]:
-    """The files of the recorded kernels called `names`, of `archs` alone.
+    """Return the files of recorded kernels by name, for `archs` alone.
 
     Raises:
         UsageError: A kernel was not recorded, or on none of `archs`.
@@ -223,10 +223,10 @@ def chosen(paths: Sequence[Path], names: Sequence[str], archs: Sequence[Arch]) -
 
 
 def check_any(paths: Sequence[Path], archs: Sequence[Arch]) -> None:
-    """Refuse archs of which none of the recorded tables is, where there is nothing else to do.
+    """Check that a recorded table is for one of some archs.
 
     Raises:
-        UsageError: All recorded tables are of other archs, or lie in no arch's folder.
+        UsageError: All recorded tables are for other archs, or are in no arch's folder.
     """
     recorded_on = {arch for path in paths if (arch := arch_called(path.parent.name)) is not None}
     if not recorded_on:
@@ -237,32 +237,32 @@ def check_any(paths: Sequence[Path], archs: Sequence[Arch]) -> None:
 def _check_archs(what: str, recorded_on: set[Arch], archs: Sequence[Arch]) -> None:
     if recorded_on.isdisjoint(archs):
         on, asked = " and ".join(map(str, sorted(recorded_on))), " or ".join(map(str, archs))
-        options = " ".join(f"--arch {one}" for one in sorted(recorded_on))
+        options = " ".join(f"--arch {arch}" for arch in sorted(recorded_on))
         raise UsageError(f"{what} was recorded on {on}, not {asked}: write {options}")
 
 
 def archs_of(paths: Sequence[Path], name: str) -> set[Arch]:
-    """The archs that a kernel was recorded on; other folders than an arch's have no table that is read.
+    """Return the archs that a kernel was recorded on. Tables outside archs' folders are not read.
 
     Raises:
-        UsageError: It was not recorded at all.
+        UsageError: The kernel was not recorded.
     """
-    found = {path: arch for path in paths if (arch := arch_called(path.parent.name)) is not None}
-    archs = {arch for path, arch in found.items() if path.stem == name}
+    arch_of = {path: arch for path in paths if (arch := arch_called(path.parent.name)) is not None}
+    archs = {arch for path, arch in arch_of.items() if path.stem == name}
     if not archs:
-        names = {path.stem for path in found}
-        near = difflib.get_close_matches(name, names, n=1)
+        names = {path.stem for path in arch_of}
+        close = difflib.get_close_matches(name, names, n=1)
         listed = " ".join(sorted(names)) or "none"
         raise UsageError(
             f"no recorded table is of {name!r}; there is {listed}"
-            + "".join(f"; the nearest is {one}" for one in near)
+            + "".join(f"; the nearest is {match}" for match in close)
             + f"; record it (aot-tune record), or name its folder in {environment.TABLES}"
         )
     return archs
 
 
 def arch_called(name: str) -> Arch | None:
-    """The arch whose folder has this name; None when no arch is written like that."""
+    """Return the arch of a folder's name; None when it is not an arch's name."""
     try:
         arch = Arch.parse(name)
     except ArchError:

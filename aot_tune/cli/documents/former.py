@@ -1,4 +1,4 @@
-"""Read tables of an earlier form by the keys that `aot-tune diff` compares. Does no I/O.
+"""Read tables of an earlier form, by the keys that `aot-tune diff` compares. Does no I/O.
 
 Such a table was written before a key of the present form was added, removed or renamed.
 """
@@ -18,32 +18,32 @@ from aot_tune.tables.table import SCHEMA
 
 @dataclass(frozen=True, kw_only=True)
 class Form:
-    """The present form of a kind of tables, and what of it is compared with an earlier form."""
+    """Present form of a kind of tables, and the keys that are compared with an earlier form."""
 
     shape: Shape[Any]
-    """The shape of a table."""
+    """Shape of a table."""
 
     compared: str
-    """The keys of an entry that are compared, in words."""
+    """Compared keys of an entry, in words."""
 
     none: Mapping[str, Json]
-    """The keys of an entry that are not compared, each with the value in JSON that means none."""
+    """Other keys of an entry, each with the JSON value that means none."""
 
     values: Mapping[str, object]
-    """The fields of an entry that are not compared, each with the value that means none."""
+    """Other fields of an entry, each with the value that means none."""
 
     optional: frozenset[str] = frozenset()
-    """The keys that an entry may lack; none of them is compared."""
+    """Keys that an entry may lack. None of them is compared."""
 
     def parse_former(self, data: bytes | str) -> tuple[Any, str] | None:
         """Parse a table of an earlier form; None where it has the present form.
 
         Returns:
-            The table, whose entries have what is compared, and a line that says how its form differs.
+            The table, whose entries have the compared keys, and a line about the difference of its form.
 
         Raises:
-            NewerSchemaError: A later release wrote it.
-            TableError: It cannot be compared: a compared key is missing or has another form.
+            NewerSchemaError: A later release wrote the table.
+            TableError: The table cannot be compared: a compared key is missing or has another form.
         """
         document = loads(data)
         schema = document.get("schema") if type(document) is dict else None
@@ -69,5 +69,5 @@ class Form:
         return kept | dict(self.none)
 
     def only_compared(self, entry: Any) -> Any:
-        """An entry of the present form with what is compared with an earlier form, and no more."""
+        """Return an entry of the present form with its compared fields alone."""
         return replace(entry, **self.values)

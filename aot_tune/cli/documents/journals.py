@@ -1,4 +1,4 @@
-"""The journal of a sweep and that of a recording, as `aot-tune journal` needs them. Imports no kernel."""
+"""Journals of sweeps and of recordings, for `aot-tune journal`. Imports no kernel."""
 
 from __future__ import annotations
 
@@ -23,25 +23,25 @@ from aot_tune.values.text import aligned, counted, duration
 
 @dataclass(kw_only=True)
 class Summary:
-    """What a journal holds of one step of a sweep, or of one search."""
+    """Results of one step of a sweep, or of one search."""
 
     measured: set[Hashable] = field(default_factory=set)
-    """Configs whose result stands."""
+    """Configs with a final result."""
 
     failed: set[Hashable] = field(default_factory=set)
     """Configs that failed."""
 
     pending: set[Hashable] = field(default_factory=set)
-    """Configs that were begun, or have a time that was to be taken again."""
+    """Configs that were begun, or whose time was to be measured again."""
 
     rounds: int = 0
-    """Number of times taken in rounds."""
+    """Number of times measured in rounds."""
 
     fastest: dict[Hashable, float] = field(default_factory=dict)
-    """The times that stand, microseconds."""
+    """Final times, microseconds."""
 
     def row(self) -> tuple[str, ...]:
-        """The cells of a row."""
+        """Return the cells of a row."""
         times = {config: us for config, us in self.fastest.items() if config in self.measured}
         best = min(times, key=times.__getitem__, default=None)
         return (
@@ -55,15 +55,15 @@ class Summary:
 
 
 class JournalDocument(ABC):
-    """A journal and what it holds.
+    """Journal and its contents.
 
     Args:
         path: The file.
-        content: What was read of it.
+        content: The file's contents.
 
     Attributes:
-        noun: What writes such a journal.
-        foreign: What becomes of one with records of other conditions.
+        noun: The activity that writes such a journal.
+        foreign: The treatment of a journal with records of other conditions.
         heads: The heads of the rows.
     """
 
@@ -76,31 +76,31 @@ class JournalDocument(ABC):
 
     @property
     def records(self) -> Sequence[Record]:
-        """The records, in their order."""
+        """Return the records, in their order."""
         return self.content.records
 
     @abstractmethod
     def total(self) -> str:
-        """What it holds, in one line."""
+        """Return the totals, in one line."""
 
     @abstractmethod
     def summaries(self) -> Mapping[tuple[str, ...], Summary]:
-        """The steps or searches by the first cells of their rows, in the journal's order."""
+        """Return the steps or searches by the first cells of their rows, in the journal's order."""
 
     def rows(self) -> list[str]:
-        """A line for each step or search."""
+        """Return a line for each step or search."""
         rows = [(*cells, *summary.row()) for cells, summary in self.summaries().items()]
         return aligned([self.heads, *rows]) if rows else ["no results yet"]
 
 
 class SweepJournal(JournalDocument):
-    """The journal of a kernel's sweep."""
+    """Journal of a kernel's sweep."""
 
     noun, foreign = "sweep", "no sweep resumes it; move it away, or start over with --fresh"
     heads = ("problem", "step", "measured", "failed", "rounds", "provisional", "fastest us", "config")
 
     def summaries(self) -> Mapping[tuple[str, ...], Summary]:
-        """See the base class. A step in which the GPU's states are measured counts once for each state."""
+        """See the base class. A step that measures the GPU's states counts once for each state."""
         steps: dict[tuple[str, ...], Summary] = {}
         for record in self.records:
             if record["kind"] != "result":
@@ -137,10 +137,10 @@ class SweepJournal(JournalDocument):
 
 
 class SearchJournal(JournalDocument):
-    """The journal of `aot-tune record`: a library's searches, by key.
+    """Journal of `aot-tune record`: a library's searches, by key.
 
-    A record has the place of a config in its library's search space. It names neither the config nor the
-    problem, which the table that is written at a search's end has.
+    A record has the place of a config in its library's search space. The config and the problem are in the
+    table that is written at the search's end.
     """
 
     noun, foreign = "recording", "the next recording sets the file aside"
@@ -170,17 +170,17 @@ class SearchJournal(JournalDocument):
         searches = self.summaries().values()
         return (
             f"a journal of aot-tune record: {counted(len(searches), 'search', 'searches')}, "
-            f"{counted(sum(len(one.measured) for one in searches), 'config')} timed, "
-            f"{sum(len(one.failed) for one in searches)} failed"
+            f"{counted(sum(len(search.measured) for search in searches), 'config')} timed, "
+            f"{sum(len(search.failed) for search in searches)} failed"
         )
 
 
 def read_journal(path: Path) -> JournalDocument:
-    """Read a journal as what has written it: it has records of a sweep or of a recording.
+    """Read a journal of a sweep or of a recording.
 
     Raises:
-        JournalMismatchError: Another release has written it, or it is no journal.
-        JournalWriteError: It cannot be read.
+        JournalMismatchError: Another release wrote the file, or it is not a journal.
+        JournalWriteError: The file cannot be read.
     """
     content = journals.read(path, results.accepts)
     if not content.records and (searched := journals.read(path, searches.accepts)).records:
@@ -189,11 +189,11 @@ def read_journal(path: Path) -> JournalDocument:
 
 
 def _spent(seconds: Seconds) -> str:
-    """What the time of the GPUs went into, in words."""
+    """Return the use of the GPUs' time, in words."""
     if not seconds:
-        return "how long the GPUs took is not recorded"
+        return "the GPUs' time is not recorded"
     timings = {name: seconds[name] for name in get_args(Timing) if seconds.get(name)}
-    parts = ", ".join(f"{_in_seconds(one)} {name}" for name, one in timings.items())
+    parts = ", ".join(f"{_in_seconds(timing)} {name}" for name, timing in timings.items())
     return (
         f"{_seconds(sum(timings.values()))} timing"
         + (f" ({parts})" if parts else "")
@@ -203,7 +203,7 @@ def _spent(seconds: Seconds) -> str:
 
 
 def _in_seconds(seconds: float) -> str:
-    """Seconds, of more than a minute too: what is compared with each other is in one unit."""
+    """Return a time in seconds, also above a minute, so that times can be compared."""
     return f"{seconds:.0f} s" if seconds >= 1 else f"{seconds:.1f} s"
 
 

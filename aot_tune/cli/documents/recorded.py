@@ -1,4 +1,4 @@
-"""The table of a recorded kernel, as the verbs need it. May import the kernel; launches nothing."""
+"""Table of a recorded kernel, for the verbs. May import the kernel; launches nothing."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from aot_tune.values.text import aligned, counted
 
 
 class RecordedDocument(Document):
-    """The table of a recorded kernel and its file."""
+    """Table of a recorded kernel and its file."""
 
     kind, noun, again = "recorded", "recorded table", "record again: aot-tune record"
     needs_declaration, baseline, place_name = False, "first", "problem"
@@ -64,13 +64,13 @@ class RecordedDocument(Document):
         )
 
     def lines(self) -> list[str]:
-        """Where it comes from, a row for each winner, and what was launched beside the searches."""
+        """Return the library and GPU, a row for each winner, and launches that no search measured."""
         heads = ("problem", "us", "+-", "first us", "gain", "count", "winner")
         return [
             f"{self.name} on {self.table.arch}, recorded: {self.path}",
             f"{_library(self.table.library)}; {self.made_with()}",
             *aligned([heads, *map(self._row, self.table.entries)]),
-            *(f"launched, but not searched: {_launched(one)}" for one in self.table.launched),
+            *(f"launched, but not searched: {_launched(launch)}" for launch in self.table.launched),
         ]
 
     def _row(self, entry: RecordedEntry) -> tuple[str, ...]:
@@ -88,10 +88,10 @@ class RecordedDocument(Document):
 
     # Comparing ----------------------------------------------------------------------------------------------
 
-    def winners(self, beside: RecordedDocument | None = None) -> Mapping[Hashable, Winner]:
-        """The entries that are replayed: of several winners of one problem the first."""
+    def winners(self, older: RecordedDocument | None = None) -> Mapping[Hashable, Winner]:
+        """Return the entries that are replayed: the first of several winners of one problem."""
         winners: dict[Hashable, Winner] = {}
-        for entry in self.entries(beside):
+        for entry in self.entries(older):
             winners.setdefault((entry.space, entry.problem), _winner(entry))
         return winners
 
@@ -105,7 +105,7 @@ class RecordedDocument(Document):
 
     # Checking -----------------------------------------------------------------------------------------------
 
-    def faults(self, found: FoundKernel | None, *, own: bool) -> Iterator[Finding]:
+    def faults(self, kernel: FoundKernel | None, *, own: bool) -> Iterator[Finding]:
         """See the base class. Imports the kernel."""
         table, again = self.table, "record again (aot-tune record), or remove the table"
         if (reason := other_library(table.library)) is not None:
@@ -116,20 +116,20 @@ class RecordedDocument(Document):
             yield self.finding("kernel", what, "replaying compares it", remark=True)
             return
         try:
-            kernel = kernel_of(table.module, table.kernel)
+            present = kernel_of(table.module, table.kernel)
         except UsageError as error:
-            yield self.finding("kernel", str(error), f"install the library as it was recorded, {again}")
+            yield self.finding("kernel", str(error), f"install the recorded version of the library, {again}")
             return
-        if (reason := misfit(table, kernel, table.arch, hash_now(kernel))) is not None:
+        if (reason := misfit(table, present, table.arch, hash_now(present))) is not None:
             yield self.finding("source_hash", reason, again)
 
-    # What replaying would read ------------------------------------------------------------------------------
+    # Replaying ----------------------------------------------------------------------------------------------
 
     def left_out(self, arch: Arch) -> str | None:
-        """Why replaying would not read it; None where it would.
+        """Return why replaying would not use the table; None where it would.
 
         Raises:
-            UsageError: The module of its kernel cannot be imported, or has no such kernel.
+            UsageError: The kernel's module cannot be imported, or has no such kernel.
         """
         if (right := right_place_of(self.path, self.table)) is not None:
             return f"it belongs in {right}"
@@ -139,7 +139,7 @@ class RecordedDocument(Document):
         return misfit(self.table, kernel, arch, hash_now(kernel))
 
     def cubins(self) -> tuple[Section | None, str]:
-        """The section of the archive beside it that may be served, and what there is in words."""
+        """Return the usable section of the archive in the same folder, and its state in words."""
         archive = self.path.parent / FILE_NAME
         if why_local(self.table) is not None or not archive.exists():
             return None, "no cubins"
@@ -153,11 +153,11 @@ class RecordedDocument(Document):
             return None, f"cubins left out: {error}"
         if reason is not None:
             return None, f"cubins left out: {reason}"
-        asked = {(one.hints, one.signature) for one in self.table.compilations}
-        return section, f"cubins for {len(asked & set(section.keys))} of {len(asked)} launches"
+        launches = {(launch.hints, launch.signature) for launch in self.table.compilations}
+        return section, f"cubins for {len(launches & set(section.keys))} of {len(launches)} launches"
 
     def answer_lines(self) -> list[str]:
-        """A row for each winner, and whether it has a cubin."""
+        """Return a row for each winner, and whether it has a cubin."""
         section, _ = self.cubins()
         heads = ("problem", "us", "+-", "first us", "gain", "count", "winner", "cubin")
         rows = []
@@ -179,26 +179,26 @@ def _winner(entry: RecordedEntry) -> Winner:
 
 
 def _launched(launched: Launched) -> str:
-    """The hints of a launch, and the kernel's signature, which holds its constants."""
+    """Return the hints of a launch, and the kernel's signature, which holds its constants."""
     hints = " ".join(f"{name}={value}" for name, value in launched.hints) or "no hints"
     return f"{hints}, {launched.signature}"
 
 
 def _library(library: Library) -> str:
-    """Name and version; a program's own module has none."""
+    """Return name and version. A program's own module has none."""
     return f"{library.name} {library.version}" if library.name else "no library"
 
 
 @dataclass(frozen=True, kw_only=True)
 class RecordedState(FileState):
-    """One file of a recorded table."""
+    """File of a recorded table."""
 
     cubins: str = "not asked for"
-    """What the archive beside it has of the kernel, in words."""
+    """Kernel's cubins in the archive of the same folder, in words."""
 
 
 def recorded_states(folders: Sequence[Path], arch: Arch) -> Iterator[RecordedState]:
-    """The recorded tables for an arch in folders, in reading order."""
+    """Yield the recorded tables for an arch in folders, in reading order."""
     for folder in folders:
         try:
             paths = listed_recorded([folder])
@@ -209,42 +209,42 @@ def recorded_states(folders: Sequence[Path], arch: Arch) -> Iterator[RecordedSta
 
 
 def recorded_state(path: Path, arch: Arch) -> RecordedState:
-    """What a file of a recorded table answers, or why it is left out."""
+    """Return how many problems a file of a recorded table answers, or why it is left out."""
     try:
-        one = RecordedDocument.read(path)
-        reason = one.left_out(arch)
+        document = RecordedDocument.read(path)
+        reason = document.left_out(arch)
     except AotTuneError as error:
         return RecordedState(kernel=path.stem, path=path, state=f"left out: {error}", usable=False)
     if reason is not None:
         return RecordedState(kernel=path.stem, path=path, state=f"left out: {reason}", usable=False)
-    problems = counted(len(one.winners()), "problem")
-    state = f"{problems}, recorded on {one.table.built_with.device_name}"
-    return RecordedState(kernel=path.stem, path=path, state=state, usable=True, cubins=one.cubins()[1])
+    problems = counted(len(document.winners()), "problem")
+    state = f"{problems}, recorded on {document.table.built_with.device_name}"
+    return RecordedState(kernel=path.stem, path=path, state=state, usable=True, cubins=document.cubins()[1])
 
 
-def state_lines(found: Iterable[RecordedState], folders: Sequence[Path], arch: Arch) -> list[str]:
-    """The recorded tables, in reading order, and the folders where they were looked for."""
-    rows = [("  " + one.kernel, one.state, one.cubins, str(one.path)) for one in found]
+def state_lines(files: Iterable[RecordedState], folders: Sequence[Path], arch: Arch) -> list[str]:
+    """Return the recorded tables, in reading order, and the folders that were searched."""
+    rows = [("  " + file.kernel, file.state, file.cubins, str(file.path)) for file in files]
     where = " ".join(map(str, folders)) or "no folder"
     return [f"recorded tables for {arch} in {where}:", *(aligned(rows) or ["  none"])]
 
 
 def answered_lines(name: str, paths: Sequence[Path], archs: Iterable[Arch], arch: Arch) -> list[str]:
-    """Which problems of a recorded kernel are answered, from which table, and what the others get.
+    """Return the answered problems of a recorded kernel, with their tables, and the rule for others.
 
     Args:
         name: The kernel's name.
         paths: The files of all recorded tables.
         archs: The archs that the kernel was recorded on.
-        arch: The arch that is asked about.
+        arch: The arch to report on.
     """
     on_miss = f"{environment.ON_MISS}={environment.on_miss()} decides"
     if arch not in archs:
         others = sorted(archs)
         return [
-            f"nothing was recorded of {name} on {arch}, where no problem of it is answered: {on_miss}",
+            f"{name} was not recorded on {arch}, so none of its problems is answered: {on_miss}",
             f"it was recorded on {' and '.join(map(str, others))}: aot-tune doctor {name} --arch {others[0]} "
-            "prints what is answered there",
+            "prints the answered problems",
         ]
     lines = []
     for path in paths:

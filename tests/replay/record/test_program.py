@@ -116,12 +116,12 @@ def test_the_programs_exit_code_is_passed_on(tmp_path: Path) -> None:
     done = aot_tune(tmp_path, "record", *program)
     assert (done.returncode, done.stderr) == (
         3,
-        "no search was met: nothing called cuda.tile.tune.exhaustive_search\n",
+        "nothing was recorded: no call of cuda.tile.tune.exhaustive_search\n",
     )
     done = aot_tune(tmp_path, "run", "--tables", "tabels", *program)
     assert (done.returncode, done.stderr) == (
         3,
-        "aot-tune: there is no folder tabels yet, from which recorded tables would be read\n",
+        "aot-tune: the folder of recorded tables tabels does not exist yet\n",
     )
     killed = aot_tune(tmp_path, "run", "--", sys.executable, "-c", "import os; os.kill(os.getpid(), 9)")
     assert killed.returncode == -9
