@@ -224,7 +224,7 @@ def tune(
     devices = selection.chosen_gpus(target, gpus, require_measured=required) if ray is None else ()
     if budget_s is not None and ray is None and not devices:
         raise UsageError(
-            f"--time-budget is for measuring, but without a {target} GPU times are predicted; leave it out, "
+            f"--time-budget is for measuring, but without an {target} GPU times are predicted; leave it out, "
             "or predict fewer buckets: --limit 4"
         )
     report = _sweep(

@@ -99,7 +99,7 @@ def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
         (["tune", "--gpus", "0"], "--gpus 0 is not an sm100 GPU"),
         (
             ["tune", "--time-budget", "1s"],
-            "without a sm100 GPU times are predicted; leave",
+            "without an sm100 GPU times are predicted; leave",
         ),
         (["tune", "--gpus", "all"], "none is an sm100 GPU; this process may use none"),
         (["show", "--arch", "sm12345"], "sm90"),
