@@ -339,18 +339,18 @@ def compile(
     from aot_tune.tuner.archives.report import CUBINS, CubinRequest, report_lines
 
     named = [*(arch or ()), *(more or ())]
-    found = find.declared(module or ())
-    if kernels := [name for name in named if name in found]:
+    declared = find.declared(module or ())
+    if kernels := [name for name in named if name in declared]:
         raise UsageError(f"{kernels[0]} is a kernel, not an arch: write --kernel {kernels[0]}")
     command.remark(find.folder_remarks())
     tables = listed_recorded(find.folders(module or ()))
     names, dotted = find.split(kernel or ())
     archs = tuple(dict.fromkeys(map(selection.chosen_arch, named or [None])))
-    alone = not names and bool(dotted or (tables and not found))
+    alone = not names and bool(dotted or (tables and not declared))
     if alone and not kernel:
         find.check_any(tables, archs)
     request = CubinRequest(
-        kernels=() if alone else selection.chosen_kernels(found, names),
+        kernels=() if alone else selection.chosen_kernels(declared, names),
         archs=archs,
         only_these=bool(kernel),
         modules=tuple(module_names(module)) if module else (),

@@ -152,7 +152,8 @@ class DeclaredDocument(Document):
         """Yield every fault: its place in the file, its description, and the next step."""
         table = self.table
         if blank := blank_mistakes(tunable):
-            yield from (("", f"{tunable.name}: {one.text}", "correct the declaration") for one in blank)
+            for mistake in blank:
+                yield "", f"{tunable.name}: {mistake.text}", "correct the declaration"
             return
         if list(table.axes.items()) != list(tunable.axes.items()):
             declared = " ".join(f"{name}:{axis.kind}" for name, axis in tunable.axes.items())
