@@ -76,8 +76,8 @@ def test_the_order_of_names_does_not_count_and_that_of_configs_does() -> None:
     ("value", "said"),
     [
         (object(), "a builtins.object cannot be spelled; use a SimpleNamespace"),
-        ({1: 2}, "keys that are no texts"),
-        (math.nan, "nan is no finite number"),
+        ({1: 2}, "keys that are not texts"),
+        (math.nan, "nan is not a finite number"),
         (2**63, "more than 64 bits"),
         ("x" * 9000, "characters, more than"),
         (torch.zeros(40).clone, "cannot be spelled"),

@@ -61,5 +61,5 @@ def test_what_was_one_tensor_is_one_again() -> None:
 
 
 def test_what_cannot_be_sent_is_named() -> None:
-    with pytest.raises(NotRecordableError, match="an argument is a dtype, which no other process"):
+    with pytest.raises(NotRecordableError, match="an argument is a dtype, which cannot be sent"):
         described([torch.float32], {})
