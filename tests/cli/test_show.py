@@ -115,7 +115,7 @@ def test_a_table_says_that_launches_take_one_config_for_every_batch(monkeypatch:
     monkeypatch.setenv("AOT_TUNE_BATCH_INVARIANT", "1")
     assert DeclaredDocument(Path("scale.json"), scale_table()).lines()[-1] == (
         "AOT_TUNE_BATCH_INVARIANT is set: launches take one config of the portfolio for every batch; "
-        "aot-tune doctor scale says which"
+        "aot-tune doctor scale prints it"
     )
     monkeypatch.delenv("AOT_TUNE_BATCH_INVARIANT")
     assert "every batch" not in "".join(DeclaredDocument(Path("scale.json"), scale_table()).lines())
