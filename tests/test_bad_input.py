@@ -377,7 +377,7 @@ def test_a_read_only_working_folder_needs_another_folder_for_cubins(library: Lib
     finally:
         for folder in shut:
             folder.chmod(0o755)
-    assert "no folder for cubins can be made (Permission denied); name another with --cubins" in said
+    assert "the folder for cubins cannot be created (Permission denied); name another with --cubins" in said
     assert result.returncode == 0, result.stderr
     assert list((library.folder / "out/cubins").glob("*.cubin"))
 

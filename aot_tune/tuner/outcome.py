@@ -1,4 +1,4 @@
-"""The outcome of a candidate, a measurement or a failure, both as data. Pure."""
+"""The outcome of a candidate: a measurement or a failure. Pure."""
 
 from __future__ import annotations
 
@@ -9,14 +9,14 @@ from aot_tune.values.config import Config
 
 Stage = Literal["legal", "compile", "resources", "launch", "verify", "timeout", "fault", "memory", "timing"]
 """The stage at which a candidate failed, in this order: a rule refuses it (``legal``); the compiler refuses
-it; it spills or needs more shared memory than there is (``resources``); the launch raises; its result is
-wrong (``verify``); it hangs (``timeout``); it poisons the GPU's context or crashes the worker (``fault``);
-the GPU's memory is full; no usable time comes out (``timing``)."""
+it; it spills or needs too much shared memory (``resources``); the launch raises; its result is wrong
+(``verify``); it hangs (``timeout``); it poisons the GPU's context or crashes the worker (``fault``); the
+GPU's memory is full; it gives no usable time (``timing``)."""
 
 STRIKES: frozenset[Stage] = frozenset({"fault", "timeout"})
-"""Stages that count towards striking a config, which is then not run again for its kernel. Each of them costs
-two workers and, for a hang, two time limits, on every problem anew. ``memory`` is not one of them: it depends
-on the problem's size and not on the config alone."""
+"""Stages that count towards excluding a config, which is then not run again for its kernel. Each failure at
+them costs two workers and, for a hang, two time limits, on every problem anew. ``memory`` does not count: it
+depends on the problem's size and not only on the config."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,10 +36,10 @@ class Measurement:
     """Number of samples, over all rounds."""
 
     provisional: bool = False
-    """Whether the time was taken alone and will be taken again, in turn with that of its rivals."""
+    """Whether the time was taken alone and will be taken again, in turn with its rivals."""
 
     disturbed: str | None = None
-    """What spoilt its samples until the patience ended, in words; None where nothing did."""
+    """The disturbance that spoilt its samples until the patience ended, in words; None without any."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -50,7 +50,7 @@ class Failure:
     """The candidate."""
 
     stage: Stage
-    """Where it failed."""
+    """The stage at which it failed."""
 
     message: str
     """The message of the compiler, the driver or the check."""

@@ -77,7 +77,7 @@ def test_an_archive_of_another_recording_does_not_fit(tmp_path: Path, cubins: Pa
     built(cubins, write(tmp_path))
     write(tmp_path, table(entry(1024), entry(64, SPACE[0])))
     ((fault,),) = [fit.faults for fit in check(tmp_path, {}, RecordedTables())]
-    assert fault == f"{NAME}: 1 of the 2 signatures that its table asks for have no cubin"
+    assert fault == f"{NAME}: 1 of the 2 signatures that its table needs have no cubin"
     write(tmp_path).unlink()
     ((fault,),) = [fit.faults for fit in check(tmp_path, {}, RecordedTables())]
     assert fault == f"{NAME}: no such kernel is recorded"

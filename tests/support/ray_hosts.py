@@ -16,9 +16,9 @@ from aot_tune.tuner.measure.blame import Strikes
 from aot_tune.tuner.measure.session import MeasureSession
 from aot_tune.tuner.measure.supervise import Limits
 from aot_tune.tuner.process.codec import decode
-from aot_tune.tuner.ray.compiler import CompiledThere, compile_there
+from aot_tune.tuner.ray.compiler import RemoteResult, compile_on_node
 from aot_tune.tuner.ray.host import GpuHost
-from aot_tune.tuner.ray.messages import Event, GpuThere, RemoteRequest
+from aot_tune.tuner.ray.messages import Event, RemoteGpu, RemoteRequest
 from aot_tune.tuner.ray.pool import RemotePool
 from aot_tune.tuner.ray.session import HostLostError, RemoteSession
 from aot_tune.values.arch import Arch
@@ -53,9 +53,9 @@ class HashedHost(GpuHost):
         super().__init__()
         self._uuid = uuid or f"GPU-{os.getpid()}"
 
-    def _gpu(self) -> GpuThere:
+    def _gpu(self) -> RemoteGpu:
         name = os.environ.get("FAKE_GPU", NAME)
-        return GpuThere(name=name, arch="sm90", uuid=self._uuid, driver="580.1")
+        return RemoteGpu(name=name, arch="sm90", uuid=self._uuid, driver="580.1")
 
     def _start(self, found: Any, on_event: Callable[[str], None], strikes: Strikes) -> Any:
         hashed_sessions.PAUSE_S = float(os.environ.get("FAKE_PAUSE_S", hashed_sessions.PAUSE_S))
@@ -113,8 +113,8 @@ class NearTasks:
     def wait(self, tasks: Sequence[Any], timeout_s: float) -> list[Any]:
         return list(tasks[:1])
 
-    def result(self, task: Any) -> CompiledThere:
-        there: CompiledThere = _sent(compile_there(_sent(task.job)))
+    def result(self, task: Any) -> RemoteResult:
+        there: RemoteResult = _sent(compile_on_node(_sent(task.job)))
         return there
 
     def cancel(self, task: Any) -> None:

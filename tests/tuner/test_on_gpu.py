@@ -85,7 +85,7 @@ def test_an_illegal_access_is_blamed_on_its_config_which_is_struck(start: Start)
         print(bad.message)
     (struck,) = session.answer(Measure(HUGE, modes(broken.FAULTS)))
     assert isinstance(struck, Failure)
-    assert struck.message.startswith("struck: it faulted on ")
+    assert struck.message.startswith("excluded: it faulted on ")
 
 
 def test_a_kernel_that_never_ends_is_killed_and_the_sweep_goes_on(start: Start) -> None:

@@ -190,7 +190,7 @@ class Ahead:
         except WorkerTimeout:
             killed = f"it had not ended after {LAUNCH_SECONDS:g} s in a process that tried it first"
         except WorkerDied as death:
-            last = death.said.splitlines()[-1:] or [death.how]
+            last = death.output.splitlines()[-1:] or [death.how]
             killed = f"it ended the process that tried it first: {last[0]}"
         else:
             return Tried(cubin=cubin)

@@ -1,1 +1,1 @@
-"""Archives of prebuilt cubins: which signatures they need, building them, checking them."""
+"""Archives of prebuilt cubins: find their signatures, build and check them."""

@@ -1,4 +1,4 @@
-"""`aot-tune compile`: compile the cubins that serving a kernel's tables can ask for; write the archives."""
+"""Compile the cubins that serving tables can need, and write archives: `aot-tune compile`."""
 
 from __future__ import annotations
 
@@ -34,10 +34,8 @@ from aot_tune.values.text import counted, duration
 
 COMPILE_SECONDS = 600.0
 """The compiler's limit for one cubin, seconds. The weakest variant (no alignment, no strides assumed)
-compiles
-slowly: 45 s of an idle core for a kernel with two products (tileiras 13.4). A sweep can drop a config that
-    compiles
-so slowly; an archive needs its cubin."""
+compiles slowly: 45 s of an idle core for a kernel with two products (tileiras 13.4). A sweep can drop a
+config that compiles so slowly; an archive needs its cubin."""
 
 _POLL_SECONDS = 1.0
 """Longest wait for results between two looks at the clock, seconds."""
@@ -47,7 +45,7 @@ _SAY_SECONDS = 10.0
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Wanted:
+class _KernelJobs:
     """The jobs of one kernel on one arch, and the folder of its archive."""
 
     code: KernelCode
@@ -62,39 +60,38 @@ def build(
     """Compile the missing cubins and write the archives, each whole or not at all.
 
     Args:
-        request: What to compile.
+        request: The kernels and archs to compile.
         say: Receives progress, a line at a time.
-        others: Kernels that no declaration names, with what their tables ask for.
+        others: Kernels without a declaration, with the compilations that their tables need.
 
     Returns:
         One report for each archive, by arch and then by folder.
 
     Raises:
         TuneError: Nothing can be compiled here.
-        TableError: A kernel's table cannot be read or used, so that its archive would lack cubins that it
-            needs.
+        TableError: A kernel's table cannot be read or used, so that its archive would lack cubins.
         StoreError: A folder cannot be written.
         DeclarationError: A declaration has a mistake.
     """
-    refuse_blanks(*(found.tunable for found in request.kernels))
-    for found in request.kernels:
-        arch = first_arch(found.tunable)  # one that can run it: on another it is left out, and is no mistake
-        if mistakes := declaration_problems(found.tunable, arch):
+    refuse_blanks(*(kernel.tunable for kernel in request.kernels))
+    for kernel in request.kernels:
+        arch = first_arch(kernel.tunable)  # an arch that can run it; others leave it out, which is no mistake
+        if mistakes := declaration_problems(kernel.tunable, arch):
             raise DeclarationError("\n".join(mistakes))
-        for remark in declaration_remarks(found.tunable, arch):
+        for remark in declaration_remarks(kernel.tunable, arch):
             say(f"remark: {remark}")
     tabled: list[TabledKernel] = []
     for arch in request.archs:
-        for found in request.kernels:
-            if _has_space(found.tunable, arch):
-                tabled += _declared(request, found, arch)
+        for kernel in request.kernels:
+            if _has_space(kernel.tunable, arch):
+                tabled += _declared(request, kernel, arch)
             else:
-                say(f"{found.tunable.name}: no search space on {arch}; nothing is compiled for it there")
+                say(f"{kernel.tunable.name}: no search space on {arch}; nothing is compiled for it there")
     wanted = list(_wanted(request, [*tabled, *others]))
-    for one in wanted:
-        files.check_writable(one.folder / str(one.arch))
-    results = _compiled(request, [job for one in wanted for job in one.jobs.values()], say)
-    places = dict.fromkeys((one.arch, one.folder) for one in wanted)
+    for kernel_jobs in wanted:
+        files.check_writable(kernel_jobs.folder / str(kernel_jobs.arch))
+    results = _compiled(request, [job for kernel_jobs in wanted for job in kernel_jobs.jobs.values()], say)
+    places = dict.fromkeys((kernel_jobs.arch, kernel_jobs.folder) for kernel_jobs in wanted)
     return tuple(_written(request, place, wanted, results, say) for place in places)
 
 
@@ -105,30 +102,30 @@ def _has_space(tunable: Declaration, arch: Arch) -> bool:
         return False
 
 
-def _declared(request: CubinRequest, found: FoundKernel, arch: Arch) -> Iterator[TabledKernel]:
-    """A declaration's tables by folder. What they ask for is in an archive beside them.
+def _declared(request: CubinRequest, kernel: FoundKernel, arch: Arch) -> Iterator[TabledKernel]:
+    """Yield a declaration's tables by folder, each with an archive in the same folder.
 
-    So what a folder of AOT_TUNE_TABLES predicts never gets into the archive that the package ships. That one
-    has the defaults alone where there is no table.
+    So the predictions of a folder of AOT_TUNE_TABLES never get into the package's archive, which has only
+    the defaults where there is no table.
     """
-    kernel = DeviceKernel(found, arch)
-    own = store.package_folder(found.tunable)
-    code = declared_code(found.tunable, found.module)
+    here = DeviceKernel(kernel, arch)
+    own = store.package_folder(kernel.tunable)
+    code = declared_code(kernel.tunable, kernel.module)
     named = [folder for folder in environment.table_folders() if folder.resolve() != own.resolve()]
     own_is_named = len(named) < len(environment.table_folders())
     tables: dict[Path, list[Table]] = {request.out or own: []}
     for folder in (*named, own):
-        table = table_of(folder, arch, found.tunable)
+        table = table_of(folder, arch, kernel.tunable)
         if table is not None and folder == own and not own_is_named:
-            _check_measured(store.table_path(own, arch, found.tunable.name), table)
+            _check_measured(store.table_path(own, arch, kernel.tunable.name), table)
         if table is not None:
             tables.setdefault(request.out or folder, []).append(table)
-    for folder, those in tables.items():
-        yield TabledKernel(code=code, arch=arch, folder=folder, compilations=compilations(kernel, those))
+    for folder, of_folder in tables.items():
+        yield TabledKernel(code=code, arch=arch, folder=folder, compilations=compilations(here, of_folder))
 
 
 def _check_measured(path: Path, table: Table) -> None:
-    """Refuse to compile what a package's own table predicts: serving would not use it.
+    """Refuse to compile predictions of a package's own table: serving would not use them.
 
     Raises:
         TuneError: The table has a predicted entry.
@@ -137,29 +134,29 @@ def _check_measured(path: Path, table: Table) -> None:
     if predicted:
         raise TuneError(
             f"{path}: {counted(predicted, 'entry', 'entries')} of a package's own table are predicted, and "
-            "their archive would lie among measured ones; move the table to its own folder and name that "
-            f"in {environment.TABLES}, or tune on a GPU"
+            "their archive would be among measured ones; move the table to a folder of its own and name the "
+            f"folder in {environment.TABLES}, or tune on a GPU"
         )
 
 
-def _wanted(request: CubinRequest, tabled: Sequence[TabledKernel]) -> Iterator[_Wanted]:
-    """The jobs of each kernel for each archive: beside its tables, unless the request names a folder."""
+def _wanted(request: CubinRequest, tabled: Sequence[TabledKernel]) -> Iterator[_KernelJobs]:
+    """Yield the jobs of each kernel for each archive, next to its tables or in the request's folder."""
     if tabled and cutile.compiler_version() is None:
         raise TuneError(NO_COMPILER)
-    asked: dict[tuple[Arch, Path, str], dict[Compilation, None]] = {}
+    needed: dict[tuple[Arch, Path, str], dict[Compilation, None]] = {}
     codes: dict[str, KernelCode] = {}
-    for one in tabled:
-        codes.setdefault(one.code.name, one.code)
-        place = (one.arch, request.out or one.folder, one.code.name)
-        asked.setdefault(place, {}).update(dict.fromkeys(one.compilations))
+    for kernel in tabled:
+        codes.setdefault(kernel.code.name, kernel.code)
+        place = (kernel.arch, request.out or kernel.folder, kernel.code.name)
+        needed.setdefault(place, {}).update(dict.fromkeys(kernel.compilations))
     sources = {name: f"{code.finder} {code.source_hash()}" for name, code in codes.items()}
-    for (arch, folder, name), those in asked.items():
-        jobs = {one: _job(codes[name], sources[name], arch, one) for one in those}
-        yield _Wanted(code=codes[name], arch=arch, folder=folder, jobs=jobs)
+    for (arch, folder, name), at_place in needed.items():
+        jobs = {item: _job(codes[name], sources[name], arch, item) for item in at_place}
+        yield _KernelJobs(code=codes[name], arch=arch, folder=folder, jobs=jobs)
 
 
 def table_of(folder: Path, arch: Arch, tunable: Declaration) -> Table | None:
-    """A kernel's table in a folder; None where there is none.
+    """Read a kernel's table in a folder; None where there is none.
 
     Raises:
         TableError: The table cannot be read, or its configs are not this kernel's, so that serving would not
@@ -181,18 +178,19 @@ def table_of(folder: Path, arch: Arch, tunable: Declaration) -> Table | None:
     return table
 
 
-def _job(code: KernelCode, source: str, arch: Arch, one: Compilation) -> CompileJob:
+def _job(code: KernelCode, source: str, arch: Arch, compilation: Compilation) -> CompileJob:
     symbol = cutile.symbol_of(code.kernel)
     parts = [source, cutile.version(), cutile.compiler_version(), str(arch), symbol]
-    key = hashlib.sha256(json.dumps([*parts, one.signature, one.hints]).encode()).hexdigest()
+    text = json.dumps([*parts, compilation.signature, compilation.hints])
+    key = hashlib.sha256(text.encode()).hexdigest()
     return CompileJob(
         key=key,
         module=code.module,
         name=code.name,
-        kernel=one.kernel,
+        kernel=compilation.kernel,
         finder=code.finder,
-        signature=one.signature,
-        hints=dict(one.hints),
+        signature=compilation.signature,
+        hints=dict(compilation.hints),
         arch=arch,
         symbol=symbol,
     )
@@ -209,17 +207,17 @@ def _compiled(
         for job in jobs:
             pool.submit(job)
         results |= {result.key: result for result in pool.poll()}
-        there, all_of_them = len(results), len({job.key for job in jobs})
+        existing, total = len(results), len({job.key for job in jobs})
         if pool.unfinished:
-            say(f"compiling {counted(all_of_them - there, 'cubin')}; {there} are there already")
-        began = said = time.monotonic()
+            say(f"compiling {counted(total - existing, 'cubin')}; {existing} exist already")
+        began = reported = time.monotonic()
         while pool.unfinished:
             results |= {result.key: result for result in pool.poll(_POLL_SECONDS)}
-            if time.monotonic() - said > _SAY_SECONDS:
-                said = time.monotonic()
-                done, missing = len(results) - there, all_of_them - len(results)
-                left = f", about {duration((said - began) / done * missing)} left" if done else ""
-                say(f"compiled {done} of {all_of_them - there}{left}")
+            if time.monotonic() - reported > _SAY_SECONDS:
+                reported = time.monotonic()
+                done, missing = len(results) - existing, total - len(results)
+                left = f", about {duration((reported - began) / done * missing)} left" if done else ""
+                say(f"compiled {done} of {total - existing}{left}")
     return results
 
 
@@ -229,41 +227,41 @@ def _compiled(
 def _written(
     request: CubinRequest,
     place: tuple[Arch, Path],
-    everything: Sequence[_Wanted],
+    everything: Sequence[_KernelJobs],
     results: Mapping[str, CompileResult],
     say: Callable[[str], None],
 ) -> ArchiveReport:
     arch, folder = place
-    wanted = [one for one in everything if (one.arch, one.folder) == place]
+    wanted = [kernel for kernel in everything if (kernel.arch, kernel.folder) == place]
     path = folder / str(arch) / FILE_NAME
-    mine = {one.code.name: _cubins(one, results) for one in wanted}
-    others = _kept(path, arch, set(mine), request, say)
-    data = pack(arch, [*(cubins for cubins in mine.values() if cubins.cubins), *others])
+    new = {kernel.code.name: _cubins(kernel, results) for kernel in wanted}
+    kept = _kept(path, arch, set(new), request, say)
+    data = pack(arch, [*(cubins for cubins in new.values() if cubins.cubins), *kept])
     changed = not path.is_file() or path.read_bytes() != data
     if changed:
         files.write_atomic(path, data)
-    compiled = {one.code.name: _fresh(one, results) for one in wanted}
+    compiled = {kernel.code.name: _fresh(kernel, results) for kernel in wanted}
     return ArchiveReport(
         path=path,
         arch=arch,
         bytes=len(data),
         changed=changed,
         kernels=_kernel_reports(Archive(path), compiled),
-        failures=tuple(line for one in wanted for line in _failures(one, results)),
+        failures=tuple(line for kernel in wanted for line in _failures(kernel, results)),
     )
 
 
-def _cubins(one: _Wanted, results: Mapping[str, CompileResult]) -> KernelCubins:
+def _cubins(kernel: _KernelJobs, results: Mapping[str, CompileResult]) -> KernelCubins:
     tileiras = cutile.compiler_version() or ""
     cubins = {}
-    for compilation, job in one.jobs.items():
+    for compilation, job in kernel.jobs.items():
         result = results[job.key]
         if isinstance(result, Compiled):
             cubins[compilation.hints, compilation.signature] = _read(result.path)
     return KernelCubins(
-        kernel=one.code.name,
-        symbol=cutile.symbol_of(one.code.kernel),
-        origin=origin_of(one.code, tileiras),
+        kernel=kernel.code.name,
+        symbol=cutile.symbol_of(kernel.code.kernel),
+        origin=origin_of(kernel.code, tileiras),
         cubins=cubins,
     )
 
@@ -278,7 +276,7 @@ def _read(path: Path) -> bytes:
 def _kept(
     path: Path, arch: Arch, replaced: set[str], request: CubinRequest, say: Callable[[str], None]
 ) -> list[KernelCubins]:
-    """The kernels of the present archive that this run does not compile and that are still declared."""
+    """Return the present archive's kernels that are still declared and not compiled now."""
     if not os.path.lexists(path):
         return []
     try:
@@ -296,42 +294,45 @@ def _kept(
                 gone.append(name)
     except ArchiveError as error:
         if request.only_these or request.modules:
-            say(f"what was in it is left out, since {error}; compile all kernels to have them again")
+            say(f"the kernels of the present archive are lost: {error}; compile all kernels to restore them")
         return []
     if kept and not request.only_these:
-        others, named = " ".join(one.kernel for one in kept), " and ".join(request.modules)
-        say(f"{path} keeps {others}, not of {named}; where no module declares it, remove the file first")
+        names, named = " ".join(cubins.kernel for cubins in kept), " and ".join(request.modules)
+        say(f"{path} keeps {names}, not of {named}; where no module declares it, remove the file first")
     if gone:
-        say(f"{path} loses {' '.join(gone)}, declared no more; if another module does, add --module for it")
+        say(
+            f"{path} loses {' '.join(gone)}, no longer declared; if another module declares it, add --module "
+            "for it"
+        )
     return kept
 
 
 def _of_other_modules(section: Section, modules: Sequence[str]) -> bool:
-    """Whether a kernel that `modules` do not declare may be another module's, and not one that they removed.
+    """Return whether a kernel that `modules` do not declare may be another module's.
 
-    Removing a declaration changes its file. A module that only contributes a function to the kernel is
-    unchanged.
+    It may also be a kernel that they have removed. But removing a declaration changes its file, while a
+    module that only contributes a function to the kernel is unchanged.
     """
     named = tuple(modules)
     return bool(named) and all(
         file_digest(module) == digest
         for module, digest in section.origin.files.items()
-        if module in named or module.startswith(tuple(f"{one}." for one in named))
+        if module in named or module.startswith(tuple(f"{package}." for package in named))
     )
 
 
-def _fresh(one: _Wanted, results: Mapping[str, CompileResult]) -> int:
-    mine = [results[job.key] for job in one.jobs.values()]
-    return sum(isinstance(result, Compiled) and not result.cached for result in mine)
+def _fresh(kernel: _KernelJobs, results: Mapping[str, CompileResult]) -> int:
+    of_kernel = [results[job.key] for job in kernel.jobs.values()]
+    return sum(isinstance(result, Compiled) and not result.cached for result in of_kernel)
 
 
-def _failures(one: _Wanted, results: Mapping[str, CompileResult]) -> Iterator[str]:
-    for compilation, job in one.jobs.items():
+def _failures(kernel: _KernelJobs, results: Mapping[str, CompileResult]) -> Iterator[str]:
+    for compilation, job in kernel.jobs.items():
         result = results[job.key]
         if isinstance(result, CompileFailure):
             hints = " ".join(f"{name}={value}" for name, value in compilation.hints) or "no hints"
             reason = " ".join(result.message.split())
-            yield f"{one.code.name} on {job.arch} with {hints} for {compilation.signature}: {reason}"
+            yield f"{kernel.code.name} on {job.arch} with {hints} for {compilation.signature}: {reason}"
 
 
 def _kernel_reports(archive: Archive, compiled: Mapping[str, int]) -> tuple[ArchivedKernel, ...]:

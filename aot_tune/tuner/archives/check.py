@@ -1,8 +1,8 @@
-"""Whether the archives of cubins in a folder fit the tables and sources of this checkout, as data.
+"""Check whether a folder's archives of cubins fit the tables and sources of this checkout.
 
-An archive stays in the folder of tables after `aot-tune compile`, whatever changes since. Serving refuses an
-archive that does not fit, or finds no cubin in it for a config that a table chooses. Without this check the
-first to notice would be a server that has no compiler.
+An archive stays in the folder of tables after `aot-tune compile`, whatever changes later. Serving refuses an
+archive that does not fit, or misses the cubin of a table's config in it. Without this check the first to
+notice would be a server that has no compiler.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from aot_tune.values.arch import Arch
 
 @dataclass(frozen=True, kw_only=True)
 class Fit:
-    """How well one archive fits the sources and tables of this checkout."""
+    """The fit of an archive to the sources and tables of this checkout."""
 
     path: Path
     """The archive's file."""
@@ -33,19 +33,19 @@ class Fit:
     """The file's size, bytes."""
 
     kernels: tuple[str, ...]
-    """The kernels that the archive has cubins of."""
+    """The kernels with cubins in the archive."""
 
     missing: tuple[str, ...]
-    """The kernels with tables that it has no cubins of; their first launch compiles."""
+    """The kernels with tables but without cubins in the archive; their first launch compiles."""
 
     faults: tuple[str, ...]
-    """Why the archive does not fit, one line for each reason; empty when it fits."""
+    """The reasons why the archive does not fit, one line each; empty when it fits."""
 
 
 def check(
     folder: Path, kernels: Mapping[str, FoundKernel], others: OtherTables | None = None
 ) -> Iterator[Fit]:
-    """Check every archive below a folder of tables, and every other file that a wheel would pack as one.
+    """Check every archive below a folder of tables, and every file that a wheel would pack as an archive.
 
     Args:
         folder: The folder of tables, ``tuned_configs``; it need not exist.
@@ -67,7 +67,7 @@ def fit(
         kernels: The declarations whose tables are in that folder.
         others: Reads the tables of kernels that no declaration names.
     """
-    held: tuple[str, ...] = ()
+    archived: tuple[str, ...] = ()
     undeclared: Sequence[str] = ()
     faults: list[str] = []
     try:
@@ -75,8 +75,8 @@ def fit(
         undeclared = others.names(folder / str(archive.arch)) if others is not None else ()
         if path != folder / str(archive.arch) / FILE_NAME:
             faults.append(f"an archive of {archive.arch} belongs in {archive.arch}/{FILE_NAME}")
-        held = archive.kernels
-        for name in held:
+        archived = archive.kernels
+        for name in archived:
             if name in kernels:
                 fault = _fault(archive, _declared(kernels[name], archive.arch, folder))
             elif others is not None and others.may_have(name):
@@ -89,36 +89,36 @@ def fit(
     return Fit(
         path=path,
         bytes=path.lstat().st_size,
-        kernels=held,
-        missing=tuple(name for name in (*kernels, *undeclared) if name not in held),
+        kernels=archived,
+        missing=tuple(name for name in (*kernels, *undeclared) if name not in archived),
         faults=tuple(faults),
     )
 
 
-def _declared(found: FoundKernel, arch: Arch, folder: Path) -> TabledKernel:
-    table = table_of(folder, arch, found.tunable)
-    asked = compilations(DeviceKernel(found, arch), [table] if table else [])
-    return TabledKernel(code=declared_code(found.tunable), arch=arch, folder=folder, compilations=asked)
+def _declared(kernel: FoundKernel, arch: Arch, folder: Path) -> TabledKernel:
+    table = table_of(folder, arch, kernel.tunable)
+    needed = compilations(DeviceKernel(kernel, arch), [table] if table else [])
+    return TabledKernel(code=declared_code(kernel.tunable), arch=arch, folder=folder, compilations=needed)
 
 
-def _fault(archive: Archive, asked: TabledKernel | str) -> str | None:
-    """Why one kernel's cubins do not fit; None when they do."""
-    if isinstance(asked, str):
-        return asked
-    section = archive.section(asked.code.name)
+def _fault(archive: Archive, kernel: TabledKernel | str) -> str | None:
+    """Return why a kernel's cubins do not fit; None when they do."""
+    if isinstance(kernel, str):
+        return kernel
+    section = archive.section(kernel.code.name)
     assert section is not None
-    changed = difference(asked.code, section.origin)
+    changed = difference(kernel.code, section.origin)
     if changed is not None:
         return changed
-    wanted = {(one.hints, one.signature) for one in asked.compilations}
-    lacking = len(wanted - set(section.keys))
+    needed = {(compilation.hints, compilation.signature) for compilation in kernel.compilations}
+    lacking = len(needed - set(section.keys))
     if lacking:
-        return f"{lacking} of the {len(wanted)} signatures that its table asks for have no cubin"
+        return f"{lacking} of the {len(needed)} signatures that its table needs have no cubin"
     return _damage(section)
 
 
 def _damage(section: Section) -> str | None:
-    """What is wrong with the first cubin that cannot be read; None when all can."""
+    """Return the error of the first unreadable cubin; None when all can be read."""
     try:
         for key in section.keys:
             section.cubin(*key)

@@ -10,16 +10,16 @@ from aot_tune.declare.discovery import FoundKernel
 from aot_tune.values.arch import Arch
 
 CUBINS = Path("build") / "archive-cubins"
-"""The folder where compiled cubins are kept for the next run. It is not a sweep's, because the kernel has
+"""Folder of compiled cubins to keep for the next run. It is not a sweep's folder, because the kernel has
 another name in these cubins."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class CubinRequest:
-    """One `aot-tune compile`."""
+    """The request of an `aot-tune compile`."""
 
     kernels: tuple[FoundKernel, ...]
-    """The kernels, each with the module that a child process imports to find it again."""
+    """The kernels, each with the module that a child process imports."""
 
     archs: tuple[Arch, ...]
     """The targets."""
@@ -28,14 +28,13 @@ class CubinRequest:
     """Whether kernels were named, so that an archive's other kernels are kept."""
 
     modules: tuple[str, ...] = ()
-    """The modules that were named, so that an archive's kernels of other modules are kept; empty for all
-    modules."""
+    """The named modules; an archive's kernels of other modules are kept. Empty for all modules."""
 
     out: Path | None = None
     """Folder to write ``<arch>/cubins.aot`` to; None for the folder of each kernel's tables."""
 
     jobs: int | None = None
-    """Number of compiling processes; None for one a usable core."""
+    """Number of compiling processes; None for one per usable core."""
 
     cubins: Path = CUBINS
     """Folder of cubins to reuse and add to."""
@@ -52,7 +51,7 @@ class ArchivedKernel:
     """Number of (hints, signature) pairs that have a cubin."""
 
     cubins: int
-    """Number of different cubins among them."""
+    """Number of different cubins for these pairs."""
 
     compiled: int
     """Number of cubins that this run compiled; an earlier run compiled the others."""
@@ -84,16 +83,16 @@ class ArchiveReport:
     """The archive's kernels, by name."""
 
     failures: tuple[str, ...]
-    """The compilations that failed, and why, one line each."""
+    """The failed compilations with their reasons, one line each."""
 
 
 def report_lines(report: ArchiveReport) -> Iterator[str]:
-    """A report as text, one line for each kernel, sizes in KB of 1000 bytes."""
+    """Format a report, one line for each kernel, sizes in KB of 1000 bytes."""
     state = "written" if report.changed else "unchanged"
     yield f"{report.path}  {report.bytes / 1000:,.0f} KB  {state}"
-    for one in report.kernels:
+    for kernel in report.kernels:
         yield (
-            f"  {report.arch}  {one.kernel:<16} {one.stored_bytes / 1000:>7,.0f} KB, "
-            f"{one.bytes / 1000:,.0f} unpacked; {one.signatures} signatures, {one.cubins} different cubins, "
-            f"{one.compiled} compiled now"
+            f"  {report.arch}  {kernel.kernel:<16} {kernel.stored_bytes / 1000:>7,.0f} KB, "
+            f"{kernel.bytes / 1000:,.0f} unpacked; {kernel.signatures} signatures, "
+            f"{kernel.cubins} different cubins, {kernel.compiled} compiled now"
         )

@@ -1,4 +1,4 @@
-"""Find the signatures that a kernel meets, through sizes that represent all of a bucket. Pure."""
+"""Find a kernel's signatures through sizes that represent a whole bucket. Pure."""
 
 from __future__ import annotations
 
@@ -30,31 +30,31 @@ class Compilation:
     """The compiler's assumptions about the arguments, constants included."""
 
     kernel: str | None = None
-    """The name of the kernel, where the declaration has several."""
+    """The kernel's name, where the declaration has several."""
 
 
 def compilations(kernel: DeviceKernel, tables: Sequence[Table]) -> tuple[Compilation, ...]:
-    """Every (hints, signature) that serving these tables can ask for, sorted, each once.
+    """Return all compilations that serving these tables can need, sorted, each once.
 
-    The buckets are those of the tables and of the typical problems. In each of them the configs are the
-    default and every config of a table's portfolio and entries, where they are legal; and where none of these
-    serves every batch of a declaration that names batch axes, the default that does. As in serving, one that
-    is in no search space is left out, and no function of the declaration is asked about it. Each config has a
+    The buckets come from the tables and the typical problems. In each of them the configs are the default and
+    every config of a table's portfolio and entries, where they are legal. Where none of these serves every
+    batch of a declaration with batch axes, the default that does is added. As in serving, a config that is in
+    no search space is left out, and no function of the declaration is called with it. Each config has a
     signature for every class of sizes in the bucket, and for a size of 1 on each Pow2 axis, which is a class
     of its own. A size beyond all buckets has one of these classes too, unless constants follow from it. Sizes
-    that no axis names, such as the number of pages of a cache, are those that `make_args` returns for seed 0
-    and for `ODD_SEED`. In addition there are the default's weakest signatures, one for each dtype and set of
+    without an axis, such as the number of pages of a cache, are taken from `make_args` for seed 0 and for
+    `ODD_SEED`. In addition there are the default's weakest signatures, one for each dtype and set of
     constants.
 
     Args:
         kernel: The declaration on an arch.
-        tables: The kernel's tables for the arch; without one the defaults alone count.
+        tables: The kernel's tables for the arch; without a table only the defaults count.
 
     Raises:
-        DeclarationError: A function of the declaration raises; the message says which.
+        DeclarationError: A function of the declaration raises; the message names it.
     """
     tabled = tuple(dict.fromkeys(_configs(kernel, tables)))
-    found: set[Compilation] = set()
+    needed: set[Compilation] = set()
     weakened: set[Compilation] = set()
     for_every_batch = cache(partial(_for_every_batch, kernel, tabled))
     for bucket in _buckets(kernel, tables):
@@ -68,9 +68,9 @@ def compilations(kernel: DeviceKernel, tables: Sequence[Table]) -> tuple[Compila
                 if launches and own not in weakened:
                     weakened.add(own)
                     weak = cutile.weakest_signature(kernel.tunable.kernel_of(default), own.signature)
-                    found |= {own, replace(own, signature=weak)}
-                found |= {_compilation(kernel, problem, config, seed) for config in wanted}
-    return tuple(sorted(found))
+                    needed |= {own, replace(own, signature=weak)}
+                needed |= {_compilation(kernel, problem, config, seed) for config in wanted}
+    return tuple(sorted(needed))
 
 
 def _may_run(kernel: DeviceKernel, config: Config, problem: Problem) -> bool:
@@ -78,12 +78,12 @@ def _may_run(kernel: DeviceKernel, config: Config, problem: Problem) -> bool:
 
 
 def _without_batch_size(tunable: Declaration, bucket: Problem) -> Problem:
-    """The bucket at a batch of 1, which stands for all buckets that differ in the batch alone."""
+    """Return the bucket at a batch of 1, which represents all buckets that differ only in the batch."""
     return bucket.replaced(**dict.fromkeys(tunable.batch_axes, 1))
 
 
 def _for_every_batch(kernel: DeviceKernel, tabled: Sequence[Config], bucket: Problem) -> tuple[Config, ...]:
-    """The default that a batch-invariant launch takes where no config of the tables serves every batch."""
+    """Return the default of batch-invariant launches where no config of the tables serves every batch."""
     tunable, arch = kernel.tunable, kernel.arch
 
     def refusal(config: Config, problem: Problem) -> str | None:
@@ -93,8 +93,8 @@ def _for_every_batch(kernel: DeviceKernel, tabled: Sequence[Config], bucket: Pro
         refused_somewhere(tunable, bucket, config, refusal) is None for config in tabled
     ):
         return ()
-    found = default_for_every_batch(tunable, arch, bucket, refusal)
-    return () if found is None else (found,)
+    default = default_for_every_batch(tunable, arch, bucket, refusal)
+    return () if default is None else (default,)
 
 
 def _compilation(kernel: DeviceKernel, problem: Problem, config: Config, seed: int) -> Compilation:
@@ -114,15 +114,17 @@ def _buckets(kernel: DeviceKernel, tables: Iterable[Table]) -> tuple[Problem, ..
     tabled = (entry.bucket for table in tables for entry in table.entries)
     buckets = tuple(dict.fromkeys((*tabled, *kernel.tunable.buckets)))
     pow2 = [name for name, axis in kernel.tunable.axes.items() if isinstance(axis, Pow2)]
-    some = itertools.chain.from_iterable(
+    subsets = itertools.chain.from_iterable(
         itertools.combinations(pow2, count) for count in range(1, len(pow2) + 1)
     )
-    ones = dict.fromkeys(bucket.replaced(**dict.fromkeys(names, 1)) for names in some for bucket in buckets)
-    return tuple(dict.fromkeys((*buckets, *(one for one in ones if _may_be_asked(kernel, one)))))
+    ones = dict.fromkeys(
+        bucket.replaced(**dict.fromkeys(names, 1)) for names in subsets for bucket in buckets
+    )
+    return tuple(dict.fromkeys((*buckets, *(bucket for bucket in ones if _is_possible(kernel, bucket)))))
 
 
-def _may_be_asked(kernel: DeviceKernel, problem: Problem) -> bool:
-    """Whether a kernel can have an undeclared problem; one of its sizes may have to divide another."""
+def _is_possible(kernel: DeviceKernel, problem: Problem) -> bool:
+    """Return whether an undeclared problem is possible; a size may have to divide another."""
     try:
         default = kernel.tunable.default_config(kernel.arch, problem)
         kernel.kernel_args(problem, default)

@@ -1,4 +1,4 @@
-"""A kernel and the cubins that its tables ask for, whatever names the kernel. Pure."""
+"""A kernel, declared or not, and the cubins that its tables need. Pure."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ from aot_tune.values.arch import Arch
 
 @dataclass(frozen=True, kw_only=True)
 class TabledKernel:
-    """A kernel, and what its tables in one folder ask for on one arch."""
+    """A kernel, and the compilations that its tables in a folder need on an arch."""
 
     code: KernelCode
     """The kernel's code."""
@@ -23,23 +23,23 @@ class TabledKernel:
     """The arch."""
 
     folder: Path
-    """The folder of tables, ``tuned_configs``, in which its archive lies."""
+    """The folder of tables, ``tuned_configs``, with its archive."""
 
     compilations: tuple[Compilation, ...]
     """The hints and signatures, sorted, each once."""
 
 
 class OtherTables(Protocol):
-    """Tables of kernels that no declaration names; the caller of `check` hands them in."""
+    """Tables of kernels without a declaration; the caller of `check` provides them."""
 
     def names(self, folder: Path) -> Sequence[str]:
-        """The kernels that have such a table in an arch's folder."""
+        """Return the kernels with such a table in an arch's folder."""
 
     def may_have(self, name: str) -> bool:
-        """Whether a kernel of such a table could have this name, unlike a declared one."""
+        """Return whether a kernel of such a table could have this name, unlike a declared kernel."""
 
     def read(self, folder: Path, name: str) -> TabledKernel | str:
-        """A kernel whose table is in an arch's folder; or why its cubins are not served, in words.
+        """Read a kernel's table in an arch's folder; return a reason if its cubins are not served.
 
         Raises:
             AotTuneError: The table cannot be read or used.

@@ -1,1 +1,1 @@
-"""Turning times into a table: the portfolio, the winners, ties with the incumbent."""
+"""Turn times into a table: the portfolio, the winners, ties with the incumbent."""

@@ -40,28 +40,28 @@ from aot_tune.values.problem import Problem
 from aot_tune.values.text import shortened
 
 TIE_OF_MEANS = 0.005
-"""Portfolios whose mean regrets differ by less than this tie. A mean over a sweep has less noise than a time:
-in 50 repeated tunes of the recorded sweep, with its own noise, it changed by at most 0.3 %."""
+"""Mean regrets of portfolios that differ by less than this tie. A mean over a sweep has less noise than a
+time: in 50 repeated tunes of the recorded sweep, with its own noise, it changed by at most 0.3 %."""
 
 
 def settle_portfolio(
     sweep: SweepTimes, incumbent: Table | None = None, *, keep: Collection[Problem] = ()
 ) -> tuple[Config, ...]:
-    """The portfolio to measure in the second pass and to publish.
+    """Return the portfolio to measure in the second pass and to publish.
 
     1. The incumbent's portfolio, in its order, while all of its configs are still candidates and it serves as
-       well as a new one: its worst regret exceeds what a portfolio may leave by no more than the tie band,
-       and its mean regret exceeds a new portfolio's by no more than `TIE_OF_MEANS`. A time that ties with the
-       best counts as no regret.
+       well as a new portfolio: its worst regret exceeds a portfolio's allowed regret by no more than the tie
+       band, and its mean regret exceeds a new portfolio's by no more than `TIE_OF_MEANS`. A time that ties
+       with the best counts as no regret.
     2. Where entries that were not swept are kept, the incumbent's portfolio with configs added at its end:
-       the kept entries' points have one column for each of its configs, which stay as they are.
+       the kept entries' points have one column for each of its configs, which stay unchanged.
     3. Otherwise a new portfolio.
 
     Args:
         sweep: The kernel's times, the first pass at least.
         incumbent: The table to be replaced, if any.
-        keep: Buckets whose entries stay although they are not swept: all of the incumbent's for a partial
-            sweep, none for a whole one.
+        keep: Buckets whose entries stay without being swept: all of the incumbent's for a partial sweep, none
+            for a whole sweep.
 
     Raises:
         TuneError: As `choose_entries`.
@@ -78,7 +78,7 @@ def settle_portfolio(
             edges, defaults, most=most, estimates=estimates, start=start, least_gain=sweep.least_gain
         )
 
-    def lags(portfolio: Sequence[Config], times: Times) -> list[float]:
+    def left(portfolio: Sequence[Config], times: Times) -> list[float]:
         return clear_regrets(times, defaults, portfolio, least_gain=sweep.least_gain)
 
     new = chosen()
@@ -87,8 +87,8 @@ def settle_portfolio(
     old, carried = incumbent.portfolio, carried_entries(sweep, incumbent, keep)
     known = {config for times in edges.values() for config in times}
     if carried or known.issuperset(old):
-        worst_old, worst_new = (max(lags(portfolio, edges), default=0.0) for portfolio in (old, new))
-        mean_old, mean_new = (_mean([*lags(p, edges), *lags(p, estimates)]) for p in (old, new))
+        worst_old, worst_new = (max(left(portfolio, edges), default=0.0) for portfolio in (old, new))
+        mean_old, mean_new = (_mean([*left(p, edges), *left(p, estimates)]) for p in (old, new))
         if worst_old <= max(worst_new, WORST) + TIE and mean_old <= mean_new + TIE_OF_MEANS:
             return old
     return chosen(old) if carried else new
@@ -118,18 +118,19 @@ def choose_entries(
 
     At an edge the fastest of the portfolio and the default wins, never a config slower than the default. If
     the incumbent ties with it, the incumbent stays. Otherwise, within half of the tie band (`PREFERENCE`),
-    the default is taken, then the config that ties at most edges, then the fastest.
+    the default is preferred, then the config that ties at most edges, then the fastest.
 
     Where times were taken in several states of the GPU, the time in a config's worst state counts, compared
     with the fastest config there: the winner's regret in its worst state is the least. A config that is
-    slower than the default in any state, beyond the tie band, does not win. Of the configs that tie in their
-    worst states, the one that is fastest over all states leads, and those tie that tie with it in each.
+    slower than the default in any state, beyond the tie band, does not win. Among the configs that tie in
+    their worst states, the fastest over all states leads. A config then ties if it ties with the leader in
+    each state.
 
-    Where source, device, compiler and portfolio are as before, an entry whose config stays and whose new mean
-    ties with the old one, or whose gain over the default does, keeps its line, points included, unless a time
-    at a point is out of line with the one before. A line whose samples were disturbed gives way to one of
-    undisturbed samples. When every entry keeps its line, the incumbent itself is returned. As soon as one
-    entry changes, `built_with` is that of the newest sweep.
+    Where source, device, compiler and portfolio are unchanged, an entry keeps its line, points included, if
+    its config stays and its new mean, or its gain over the default, ties with the old value. It does not if
+    a time at a point was spoilt (`keeps_points`), or if the line's samples were disturbed and the new samples
+    were not. When every entry keeps its line, the incumbent itself is returned. As soon as one entry changes,
+    `built_with` describes the newest sweep.
 
     Args:
         sweep: The kernel's times, both passes.
@@ -169,7 +170,7 @@ def choose_entries(
 def _swept_entries(
     sweep: SweepTimes, portfolio: tuple[Config, ...], times: Times, incumbent: Table | None
 ) -> list[Entry]:
-    """An entry for every swept edge: the incumbent's line where it stays, else a new one."""
+    """Return an entry for every swept edge: the incumbent's line where it stays, else a new entry."""
     edges = sweep.edges(times)
     races = {edge: sweep.race(edge, times) for edge in edges}
     judged = {edge: sweep.judged_race(edge, times) for edge in edges}
@@ -222,7 +223,9 @@ def _tied(
     default: Config,
     least_gain: float,
 ) -> list[Config]:
-    """The config that leads, first, and those that tie with it; they are of the portfolio or the default.
+    """Return the leading config, then the configs that tie with it.
+
+    Each is the default or in the portfolio.
 
     Args:
         portfolio: The portfolio.
@@ -267,10 +270,10 @@ def _line_stays(
     default: Config,
     points: Sequence[Point],
 ) -> bool:
-    """Whether an entry stays as it is: its config ties with the fastest, and its times and sizes still hold.
+    """Return whether an entry stays: its config ties with the fastest, and its times and sizes hold.
 
-    Its config may now be slower than the default within a tie. That is noise, and the line shows the run that
-    it won.
+    Its config may now be slower than the default within a tie. That is noise, and the line shows the run in
+    which it won.
     """
     race, judged, in_states = times
     time = judged.get(old.config)
@@ -290,7 +293,7 @@ def _winner(
     old: Entry | None,
     serves: Mapping[Config, int],
 ) -> Config:
-    """Of the configs that tie: the incumbent, the default, the one that ties at most edges, the fastest."""
+    """Choose among tied configs: the incumbent, the default, the most frequently tied, the fastest."""
     if old is not None and old.config in tied:
         return old.config
     close = [config for config in tied if is_tie(times[config], times[tied[0]], part=PREFERENCE)]
@@ -302,7 +305,7 @@ def _winner(
 def _points(
     sweep: SweepTimes, portfolio: Sequence[Config], problems: Mapping[Problem, Mapping[Config, Measurement]]
 ) -> tuple[Point, ...]:
-    """A bucket's points in ascending order, without sizes at which no config has a time."""
+    """Return a bucket's points in ascending order, without sizes at which no config has a time."""
     names = [name for name, axis in sweep.axes.items() if isinstance(axis, Pow2)]
     points = []
     for problem in sorted(problems, key=lambda problem: [problem.size(name) for name in names]):
@@ -356,17 +359,19 @@ def _disturbed(
     edge: Problem,
     runs: Sequence[Mapping[Config, Measurement]],
 ) -> str | None:
-    """What spoilt samples of the times that an entry shows, each cause once; None where nothing did."""
+    """Return the disturbances of an entry's times, each once; None without any."""
     shown = [run[config] for run in runs for config in (*portfolio, sweep.default(edge)) if config in run]
     causes = "; ".join(dict.fromkeys(time.disturbed for time in shown if time.disturbed))
-    # A table holds a short printable text alone, whatever the worker said.
+    # A table holds only a short printable text, whatever the worker sent.
     return shortened("".join(c if c.isprintable() else " " for c in causes), LONGEST_TEXT) or None
 
 
 def left_at_points(
     sweep: SweepTimes, portfolio: Sequence[Config], edge: Problem, times: Times
 ) -> dict[Problem, float]:
-    """The regret that the rule leaves at each of a bucket's points, told from the others; the edge is one.
+    """Return the rule's regret at each point of a bucket, estimated from its other points.
+
+    The edge is one of the points.
 
     Args:
         sweep: The kernel's times.

@@ -1,4 +1,4 @@
-"""Decide which parts of the present table stay: whole lines, and entries that were not swept. Pure."""
+"""Decide which lines and unswept entries of the present table stay. Pure."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ from aot_tune.values.problem import Problem
 
 
 def comparable(sweep: SweepTimes, incumbent: Table | None, keep: Collection[Problem]) -> Table | None:
-    """The incumbent, or None where it is a table of another arch or of other axes.
+    """Return the incumbent, or None where it is a table of another arch or of other axes.
 
     Raises:
         TuneError: Entries that were not swept would stay, but they were made under other conditions than the
-            new ones, or their portfolio holds a config that is wrong.
+            new entries, or their portfolio holds a wrong config.
     """
     if incumbent is None or incumbent.arch != sweep.arch or dict(incumbent.axes) != dict(sweep.axes):
         return None
@@ -27,14 +27,14 @@ def comparable(sweep: SweepTimes, incumbent: Table | None, keep: Collection[Prob
     changed = differences(sweep, incumbent) if carried else []
     if carried and changed:
         raise TuneError(
-            f"{sweep.kernel}: {len(carried)} entries of the table were not swept, and cannot stand beside "
-            f"new ones: {'; '.join(changed)}; tune the whole kernel, or into another folder"
+            f"{sweep.kernel}: {len(carried)} entries of the table were not swept, and cannot be combined "
+            f"with new ones: {'; '.join(changed)}; tune the whole kernel, or into another folder"
         )
     broken = [config for config in incumbent.portfolio if config in sweep.wrong]
     if carried and broken:
         raise TuneError(
             f"{sweep.kernel}: {broken[0]} computed a wrong result, and {len(carried)} entries that were not "
-            "swept may rest on it; tune the whole kernel"
+            "swept may depend on it; tune the whole kernel"
         )
     return incumbent
 
@@ -42,12 +42,12 @@ def comparable(sweep: SweepTimes, incumbent: Table | None, keep: Collection[Prob
 def check_joinable(
     sweep: SweepTimes, now: Table | None, old: Table | None, swept: Collection[Problem] = ()
 ) -> None:
-    """Refuse a table that another tune has written meanwhile and that does not go with this sweep.
+    """Refuse a table that another tune has written meanwhile if it does not fit this sweep.
 
     Args:
         sweep: The new results.
-        now: The table that is there now.
-        old: The table that was there when the sweep began.
+        now: The table in the folder now.
+        old: The table in the folder at the start of the sweep.
         swept: The buckets of a whole sweep, which would remove an entry that is neither among them nor in
             `old`. Empty for a partial sweep.
 
@@ -58,11 +58,11 @@ def check_joinable(
         return
     changed = differences(sweep, now)
     if dict(now.axes) != dict(sweep.axes):
-        changed.append("its axes are others")
+        changed.append("its axes differ")
     if changed:
         raise TuneError(
-            f"{sweep.kernel}: the table was replaced meanwhile by one that this sweep does not go with: "
-            f"{'; '.join(changed)}; run the same command again, which goes on from what was measured, or "
+            f"{sweep.kernel}: the table was replaced meanwhile by a table that does not fit this sweep: "
+            f"{'; '.join(changed)}; run the same command again, which continues from the measured times, or "
             "tune into another folder"
         )
     known = {*swept, *(entry.bucket for entry in (old.entries if old is not None else ()))}
@@ -71,12 +71,12 @@ def check_joinable(
         raise TuneError(
             f"{sweep.kernel}: another tune has added {len(lost)} entries meanwhile that were not swept here, "
             f"first {lost[0]}; add them to `typical` to keep them, and run the same command again, which "
-            "goes on from what was measured"
+            "continues from the measured times"
         )
 
 
 def differences(sweep: SweepTimes, incumbent: Table) -> list[str]:
-    """The differences in source, device, compiler and evidence, a line each. The driver may change."""
+    """List the differences in source, device, compiler and evidence. The driver may change."""
     old, new = incumbent.built_with, sweep.built_with
     evidence = sorted({entry.evidence for entry in incumbent.entries} or {sweep.evidence})
     pairs: list[tuple[str, object, object]] = [
@@ -91,13 +91,13 @@ def differences(sweep: SweepTimes, incumbent: Table) -> list[str]:
 
 
 def carried_entries(sweep: SweepTimes, incumbent: Table, keep: Collection[Problem]) -> list[Entry]:
-    """The incumbent's entries that stay although they were not swept."""
+    """Return the incumbent's unswept entries that stay."""
     swept, kept = set(sweep.edges(sweep.times())), set(keep)
     return [entry for entry in incumbent.entries if entry.bucket in kept and entry.bucket not in swept]
 
 
 def widened(entry: Entry, old: Sequence[Config], new: Sequence[Config]) -> Entry:
-    """A carried entry under a portfolio that grew at its end: its points lack times of the added configs."""
+    """Return a carried entry for a portfolio that grew at its end, without times of the added configs."""
     added = (None,) * (len(new) - len(old))
     if not added:
         return entry
@@ -117,14 +117,15 @@ def widened(entry: Entry, old: Sequence[Config], new: Sequence[Config]) -> Entry
 def keeps_figures(
     entry: Entry, times: Mapping[Config, Measurement], default: Config, portfolio: Sequence[Config]
 ) -> bool:
-    """Whether an entry's times still hold: its new time, or its gain over the default, ties with the old.
+    """Return whether an entry's times still hold.
 
-    Under a power cap, or on another card of the same model, all times of a problem move together and the gain
-    stays. For an entry of the default itself the gain over the best other config counts.
+    They do where its new time, or its gain over the default, ties with the old value. Under a power cap, or
+    on another GPU of the same model, all times of a problem change by the same factor and the gain stays. For
+    an entry of the default itself the gain over the best other config counts.
 
     Args:
         entry: The present table's entry.
-        times: The new times at its edge, those of its config and the default among them.
+        times: The new times at its edge; its config and the default are included.
         default: The default at its edge.
         portfolio: The present table's portfolio.
     """
@@ -146,10 +147,10 @@ def keeps_figures(
 
 
 def keeps_states(entry: Entry, states: StateTimes, default: Config) -> bool:
-    """Whether an entry's times in the GPU's other states still hold.
+    """Return whether an entry's times in the GPU's other states still hold.
 
-    They are the states in which times were taken now, and in each the winner's time, or its gain over the
-    default, has changed by `FINALS_BAND` at most: these times are taken from fewer samples than the others.
+    They do where the states are the same, and in each the winner's time, or its gain over the default, has
+    changed by `FINALS_BAND` at most: these times have fewer samples than others.
     """
     now: dict[str, tuple[float, float]] = {
         name: (known[entry.config].mean_us, known[default].mean_us)
@@ -167,15 +168,15 @@ def keeps_states(entry: Entry, states: StateTimes, default: Config) -> bool:
 
 
 SPOILT = 1.3
-"""How far the times of two sweeps at one point, new over old, may lie apart between its configs. Of 18,000
-published times, each of a few launches, seven were 1.3 to 3.6 times as long as those beside them."""
+"""Largest spread between a point's configs of the ratio of new to old time. Of 18,000 published times, each
+of a few launches, seven were 1.3 to 3.6 times as long as expected from the point's other times."""
 
 
 def keeps_points(entry: Entry, points: Sequence[Point]) -> bool:
-    """Whether an entry's points still hold: they are of the same sizes, and no config's time is out of line.
+    """Return whether an entry's points still hold: the same sizes, and no spoilt time.
 
-    The times of a point may all have changed, with the GPU's clock. A time that has changed by more than
-    `SPOILT` beside the others of its point and state was spoilt in one of the two sweeps.
+    The times of a point may all have changed, with the GPU's clock. A time that has changed by a factor of
+    more than `SPOILT` relative to other times of its point and state was spoilt in one of the two sweeps.
     """
     if [dict(point.size) for point in entry.points] != [dict(point.size) for point in points]:
         return False

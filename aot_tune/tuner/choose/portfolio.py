@@ -15,7 +15,7 @@ from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
 MOST = 8
-"""Most configs of a portfolio: a live search has time for as many, and a wheel has room for their cubins."""
+"""Most configs of a portfolio. A live search has time for them, and a wheel has room for their cubins."""
 
 MOST_WHEN_WORSE = 16
 """Most configs of a portfolio where `MOST` configs leave a regret above `WORST` at a problem."""
@@ -25,11 +25,11 @@ WORST = 0.03
 
 
 def estimates_inside(times_at_edges: Times, axes: Axes, tiles: Tiles | None, sm_count: int) -> Times:
-    """Estimate the configs' times at the points inside the buckets from those at the edges, by their waves.
+    """Estimate times at points inside buckets from the times at their edges, by waves.
 
-    A config that wins at no edge may win inside a bucket: on the recorded sweep a portfolio chosen at the
-    edges alone leaves a regret of 2.4 % there in the geometric mean and 14 % at worst, and with these
-    estimates 0.7 % and 7 %. The estimates choose what to measure and are never published.
+    A config that wins at no edge may win inside a bucket: on the recorded sweep a portfolio chosen only at
+    the edges leaves a regret of 2.4 % there in the geometric mean and 14 % at worst, and with these estimates
+    0.7 % and 7 %. The estimates serve to choose the configs to measure and are never published.
 
     Returns:
         Problem inside a bucket to config to estimate, with no samples; empty for a kernel that declares no
@@ -37,19 +37,19 @@ def estimates_inside(times_at_edges: Times, axes: Axes, tiles: Tiles | None, sm_
     """
     if tiles is None:
         return {}
-    found: dict[Problem, dict[Config, Measurement]] = {}
+    estimates: dict[Problem, dict[Config, Measurement]] = {}
     for bucket, times in times_at_edges.items():
         for problem in sizes_inside(axes, bucket):
-            found[problem] = {}
+            estimates[problem] = {}
             for config, time in times.items():
-                here, there = (waves(tiles(config, p), config, sm_count) for p in (problem, bucket))
-                found[problem][config] = Measurement(
+                inside, at_edge = (waves(tiles(config, p), config, sm_count) for p in (problem, bucket))
+                estimates[problem][config] = Measurement(
                     config=config,
-                    mean_us=time.mean_us * here / there,
-                    error_margin_us=time.error_margin_us * here / there,
+                    mean_us=time.mean_us * inside / at_edge,
+                    error_margin_us=time.error_margin_us * inside / at_edge,
                     num_samples=0,
                 )
-    return found
+    return estimates
 
 
 def choose_portfolio(
@@ -68,12 +68,10 @@ def choose_portfolio(
     1. Up to `most` times, take the config that shortens the times most, in the sum of their logarithms over
        all problems. Only configs that shorten a time by more than the tie band are taken, so that there are
        few cubins.
-    2. If a measured problem's regret is still above `worst` and more than a tie, go on up to
-       `most_when_worse`
-       configs: take the config that shortens such problems most and, when there is none, the one that
-           shortens any
-       problem most. With a `start` the latter is not taken, because problems that are not swept may need the
-       room.
+    2. If a measured problem's regret is still above `worst` and more than a tie, continue up to
+       `most_when_worse` configs: take the config that shortens such problems most. When there is none, take
+       the config that shortens any problem most, unless there is a `start`: problems that are not swept may
+       need the room.
 
     Args:
         times_at_edges: Measured times. Problems where the default has no time do not count.
@@ -82,7 +80,7 @@ def choose_portfolio(
         worst: A regret, as a fraction.
         most_when_worse: Most configs after the second step.
         estimates: Times inside the buckets (`estimates_inside`), which only the first step reads.
-        start: Configs that are taken whatever they are worth.
+        start: Configs to take in any case.
         least_gain: The least gain over the default with which a config counts, as a fraction.
     """
     measured = _rows(times_at_edges, defaults, least_gain)
@@ -104,7 +102,7 @@ def choose_portfolio(
 def regrets(
     times: Times, defaults: Mapping[Problem, Config], portfolio: Iterable[Config], *, least_gain: float = 0.0
 ) -> list[float]:
-    """The regret of a portfolio and the default at each problem, against all configs that count."""
+    """Return the regret of a portfolio and the default at each problem, against all configs that count."""
     portfolio = list(portfolio)
     return [row.regret(portfolio) for row in _rows(times, defaults, least_gain)]
 
@@ -112,18 +110,18 @@ def regrets(
 def clear_regrets(
     times: Times, defaults: Mapping[Problem, Config], portfolio: Iterable[Config], *, least_gain: float = 0.0
 ) -> list[float]:
-    """As `regrets`, but 0 where the portfolio's time ties with the best: the regret beyond the noise."""
+    """Return the `regrets`, with 0 where the portfolio's time ties with the best."""
     portfolio = list(portfolio)
     return [row.clear_regret(portfolio) for row in _rows(times, defaults, least_gain)]
 
 
 def crowded_out(sweep: SweepTimes, portfolio: Sequence[Config], *, whole: bool) -> tuple[str, ...]:
-    """A line for each swept edge at which a full portfolio leaves a regret above `WORST`.
+    """List the swept edges at which a full portfolio leaves a regret above `WORST`, one line each.
 
     Args:
         sweep: The kernel's times, the first pass at least.
         portfolio: The portfolio to be published.
-        whole: Whether the whole kernel was swept; else entries that were not swept may need its places.
+        whole: Whether the whole kernel was swept; otherwise unswept entries may need its places.
     """
     if len(portfolio) < MOST_WHEN_WORSE:
         return ()
@@ -131,13 +129,13 @@ def crowded_out(sweep: SweepTimes, portfolio: Sequence[Config], *, whole: bool) 
     lines = []
     for problem, times in sweep.edge_times().items():
         defaults = {problem: sweep.default(problem)}
-        lags = clear_regrets({problem: times}, defaults, portfolio, least_gain=sweep.least_gain)
+        left = clear_regrets({problem: times}, defaults, portfolio, least_gain=sweep.least_gain)
         best = min(times, key=lambda config: times[config].mean_us)
         lines += [
-            f"{problem}: {lag:.0%} slower than with {best}, which found no place among the portfolio's "
-            f"{len(portfolio)}{advice}"
-            for lag in lags
-            if lag > WORST
+            f"{problem}: {regret:.0%} slower than with {best}, which is not among the portfolio's "
+            f"{len(portfolio)} configs{advice}"
+            for regret in left
+            if regret > WORST
         ]
     return tuple(lines)
 
@@ -156,16 +154,16 @@ class _Row:
     """The shortest of these times."""
 
     def served(self, chosen: Iterable[Config]) -> Measurement:
-        """The shortest time of these configs and the default."""
+        """Return the shortest time of some configs and the default."""
         times = [self.others[config] for config in chosen if config in self.others]
         return min([self.default, *times], key=_mean_us)
 
     def regret(self, chosen: Iterable[Config]) -> float:
-        """The regret of these configs and the default."""
+        """Return the regret of some configs and the default."""
         return self.served(chosen).mean_us / self.best.mean_us - 1
 
     def clear_regret(self, chosen: Iterable[Config]) -> float:
-        """As `regret`, but 0 for a tie."""
+        """Return the `regret`, 0 for a tie."""
         return 0.0 if is_tie(self.served(chosen), self.best) else self.regret(chosen)
 
 
@@ -187,7 +185,7 @@ def _mean_us(time: Measurement) -> float:
 
 
 def _most_useful(rows: Sequence[_Row], chosen: Sequence[Config]) -> Config | None:
-    """The config that shortens these problems most in all, and one of them by more than the tie band."""
+    """Return the config that saves most time in total, and on some problem more than the tie band."""
     saved: dict[Config, float] = {}
     helps: set[Config] = set()
     for row in rows:

@@ -1,4 +1,4 @@
-"""The times from which a table is chosen, and the rule when two of them tie. Pure: values and no policy."""
+"""The times from which a table is chosen, and the rule for ties. Pure: values and no policy."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
 Run = Mapping[Config, Measurement]
-"""Each config's time at one problem. A config that failed or was not tried has none."""
+"""Config to its time at one problem, for configs that were measured."""
 
 Times = Mapping[Problem, Run]
 """Problem to config to its time."""
@@ -27,49 +27,47 @@ TIE = 0.02
 
 
 PREFERENCE = 0.5
-"""The part of the tie band within which a slower config may be preferred to a faster one for another reason.
-It is half, so that the noise of the next tune, which keeps an incumbent within the whole band, does not undo
-the choice."""
+"""Fraction of the tie band within which a slower config may be preferred for another reason. It is half, so
+that the noise of the next tune, which keeps an incumbent within the whole band, does not undo the choice."""
 
 
 FINALS_BAND = 0.05
-"""Configs within this fraction of the fastest are timed again; it is two and a half times the tie band."""
+"""Configs within this fraction of the fastest are timed again: two and a half times the tie band."""
 
 MOST_FINALISTS = 8
-"""Most configs that are timed again, in addition to the default and the incumbent. If more come near, they
-are tied anyway."""
+"""Most configs that are timed again, in addition to the default and the incumbent. If more are near, they are
+tied anyway."""
 
 
-def is_tie(one: Measurement, other: Measurement, *, part: float = 1.0) -> bool:
-    """Whether two times tie: they are within `TIE` of each other, or their 95 % intervals overlap.
+def is_tie(first: Measurement, second: Measurement, *, part: float = 1.0) -> bool:
+    """Return whether two times tie: within `TIE` of each other, or with overlapping 95 % intervals.
 
     Args:
-        one: A time.
-        other: Another time.
+        first: A time.
+        second: Another time.
         part: The fraction of that band that counts.
     """
-    apart = abs(one.mean_us - other.mean_us)
-    near = TIE * min(one.mean_us, other.mean_us)
-    return apart <= part * max(near, one.error_margin_us + other.error_margin_us)
+    distance = abs(first.mean_us - second.mean_us)
+    near = TIE * min(first.mean_us, second.mean_us)
+    return distance <= part * max(near, first.error_margin_us + second.error_margin_us)
 
 
 def scaled(measurement: Measurement, by: float) -> Measurement:
-    """A time multiplied by a factor, as it would be at other clocks."""
+    """Multiply a time by a factor, to convert it to other clocks."""
     return dataclasses.replace(
         measurement, mean_us=measurement.mean_us * by, error_margin_us=measurement.error_margin_us * by
     )
 
 
 SPOILT = 0.10
-"""A time that changes by more than this fraction when it is taken again was spoilt: clocks change it by 2 to
-5 %."""
+"""Largest change of a repeated time that is not spoilt, as a fraction: clocks change it by 2 to 5 %."""
 
 
 def finalists(times: Mapping[Config, Measurement], keep: Sequence[Config]) -> list[Config]:
-    """The configs to time again: those near the fastest, and those of `keep` that were timed.
+    """Return the configs to time again: the configs near the fastest, and the timed configs of `keep`.
 
-    Where nothing else is near the fastest, its time may be a glitch. Then those near the second are timed
-    again too.
+    Where no other config is near the fastest, its time may be a glitch. Then the configs near the second are
+    timed again too.
     """
     if not times:
         return []
@@ -93,9 +91,9 @@ def as_of_first_run(
     """
     if not finals:
         return {}
-    changes = [times[config].mean_us / one.mean_us for config, one in finals.items()]
-    change = statistics.median([one for one in changes if abs(one - 1) <= SPOILT] or changes)
-    return {config: scaled(one, change) for config, one in finals.items()}
+    changes = [times[config].mean_us / time.mean_us for config, time in finals.items()]
+    change = statistics.median([ratio for ratio in changes if abs(ratio - 1) <= SPOILT] or changes)
+    return {config: scaled(time, change) for config, time in finals.items()}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -103,29 +101,29 @@ class ProblemTimes:
     """All times of one problem: of an edge, or of a size inside a bucket."""
 
     candidates: Run = field(default_factory=dict)
-    """The first pass, at an edge: every candidate; a finalist's time is that of the finals."""
+    """First pass at an edge: the times of every candidate, of finalists from the finals."""
 
     candidate_states: StateTimes = field(default_factory=dict)
-    """The first pass in the GPU's other states: the candidates near the fastest."""
+    """First pass in the GPU's other states: the times of the candidates near the fastest."""
 
     portfolio: Run = field(default_factory=dict)
-    """The second pass: the portfolio and the default. It supersedes the first pass."""
+    """Second pass: the times of the portfolio and the default. It supersedes the first pass."""
 
     portfolio_states: StateTimes = field(default_factory=dict)
-    """The second pass in the GPU's other states. It supersedes the first pass."""
+    """Second pass in the GPU's other states. It supersedes the first pass."""
 
     runoff: Run = field(default_factory=dict)
-    """At an edge, the default and the configs near the fastest of the second pass, timed again, interleaved.
-    The winner is one of them, and the entry's times are these."""
+    """Run-off at an edge: the times of the default and the configs near the fastest of the second pass, timed
+    again, interleaved. It decides the winner and gives the entry's times."""
 
     barred: frozenset[Config] = frozenset()
-    """Configs that failed in another way than by a wrong result when they were verified again as winners:
-    they do not win here."""
+    """Configs that do not win here: their second verification as winners failed, but not by a wrong
+    result."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepTimes:
-    """All times and facts of one kernel on one arch from which its table is chosen."""
+    """All times and facts from which the table of a kernel on an arch is chosen."""
 
     kernel: str
     """The kernel's declared name."""
@@ -146,7 +144,7 @@ class SweepTimes:
     """The declaration's `tiles`; None where it has none."""
 
     defaults: Mapping[Problem, Config]
-    """The default at every edge, and at sizes inside a bucket where it differs from the edge's."""
+    """The default at every edge, and at sizes inside a bucket where it is another."""
 
     problems: Mapping[Problem, ProblemTimes]
     """The times at edges and at sizes inside their buckets."""
@@ -158,11 +156,11 @@ class SweepTimes:
     """Whether the times are measured or predicted by the model."""
 
     least_gain: float = 0.0
-    """The least gain over the default with which a config may replace it, as a fraction;
+    """Least gain over the default with which a config may replace it, as a fraction;
     `rule.PREDICTED_GAIN` for predicted times."""
 
     def edge_times(self) -> Times:
-        """The first pass as `judged`, without wrong configs, at edges where the default has a time."""
+        """Return the first pass as `judged`, without wrong configs, at edges with a time of the default."""
         return {
             problem: in_worst_state(right, known.candidate_states)
             for problem, known in self.problems.items()
@@ -170,7 +168,7 @@ class SweepTimes:
         }
 
     def times(self) -> Times:
-        """The times of both passes without wrong configs; the first is scaled to the clocks of the second.
+        """Return the times of both passes without wrong configs, at the clocks of the second pass.
 
         Under its power cap a GPU's clocks change from minute to minute. Times of two runs can be compared
         only through a config that both have, the default.
@@ -181,7 +179,7 @@ class SweepTimes:
         }
 
     def in_states(self, problem: Problem) -> StateTimes:
-        """As `times` for one problem, in each of the GPU's other states."""
+        """Return the `times` of one problem in each of the GPU's other states."""
         known = self.problems[problem]
         first, second = known.candidate_states, known.portfolio_states
         return {
@@ -190,16 +188,16 @@ class SweepTimes:
         }
 
     def judged(self, times: Times) -> Times:
-        """The times by which configs are compared: each as far behind the fastest as in its worst state."""
+        """Return the times that decide: each scaled to the config's slowdown in its worst state."""
         return {problem: in_worst_state(known, self.in_states(problem)) for problem, known in times.items()}
 
     def race(self, edge: Problem, times: Times) -> Run:
-        """The times that an entry shows, all of one run: the run-off's, else those of the second pass."""
+        """Return an entry's times, all of one run: of the run-off, else of the second pass."""
         runoff = self._right(edge, self.problems[edge].runoff)
         return runoff if self.default(edge) in runoff else times[edge]
 
     def judged_race(self, edge: Problem, times: Times) -> Run:
-        """The times that decide at an edge: those of `race`, lengthened as in `judged`.
+        """Return the times that decide at an edge: the times of `race`, scaled as in `judged`.
 
         The fastest config of a state need not be in the race.
         """
@@ -210,18 +208,18 @@ class SweepTimes:
         return {config: judged[config] for config in race}
 
     def _superseded(self, problem: Problem, first: Run, second: Run) -> Run:
-        """The times of a later run, and below them those of an earlier one as they would be at its clocks."""
+        """Merge two runs at the clocks of the second, whose times take precedence."""
         default = self.default(problem)
         both = default in first and default in second
         scale = second[default].mean_us / first[default].mean_us if both else 1.0
         return {**{config: scaled(time, scale) for config, time in first.items()}, **second}
 
     def default(self, problem: Problem) -> Config:
-        """The default at a problem, else at its bucket's edge."""
+        """Return the default at a problem, else at its bucket's edge."""
         return self.defaults.get(problem) or self.defaults[bucket_of(self.axes, problem)]
 
     def edges(self, times: Times) -> list[Problem]:
-        """The edges that can have an entry, because the default has a time there."""
+        """Return the edges that can have an entry: the edges with a time of the default."""
         return [p for p in times if bucket_of(self.axes, p) == p and self.default(p) in times[p]]
 
     def _right(self, problem: Problem, times: Run) -> dict[Config, Measurement]:
@@ -230,7 +228,7 @@ class SweepTimes:
 
 
 def unserved(sweep: SweepTimes) -> tuple[str, ...]:
-    """A line for each swept edge that gets no entry, because its default has no time to compare with."""
+    """List the swept edges without an entry because their default has no time, one line each."""
     times = sweep.times()
     served = set(sweep.edges(times))
     return tuple(

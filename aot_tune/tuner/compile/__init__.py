@@ -1,1 +1,1 @@
-"""Compiling in killable processes that see no GPU."""
+"""Compile in killable processes that see no GPU."""

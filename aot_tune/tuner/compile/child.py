@@ -1,4 +1,4 @@
-"""The compiling child process: one job at a time, with a compiler and no GPU. Knows no pool."""
+"""The compiling child process: compiles one job at a time, without a GPU."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from aot_tune.nvidia.sass import inner_loop
 from aot_tune.tuner.compile.job import Compiled, CompileJob, Finder, keep
 
 _NICENESS = 10
-"""What is added to the niceness of a process that gives way: of a core that another wants it gets a tenth,
+"""Added to the niceness of a low-priority process. It gets a tenth of a core that another process wants,
 unless the system schedules whole sessions first."""
 
 
@@ -24,7 +24,7 @@ class Compiler:
         report: Sends a progress message to the pool.
         folder: The folder where cubins are kept.
         timeout_s: The compiler's limit for one job, seconds.
-        yielding: Whether this process and its compiler give way to others.
+        yielding: Whether this process and its compiler run at low priority.
     """
 
     def __init__(
@@ -42,7 +42,7 @@ class Compiler:
             CutileError: The compiler refused the kernel, crashed or ran too long.
             TuneError: The cubin cannot be read.
             StoreError: The cubin cannot be written.
-            UsageError: The module that the job names does not have the kernel.
+            UsageError: The job's module does not have the kernel.
         """
         kernel = _finder(job.finder)(job.module, job.name, job.kernel)
         self._report("compiling")  # the import is over: from here on the job is to blame for slowness
@@ -64,5 +64,5 @@ class Compiler:
 
 def _finder(place: str) -> Finder:
     module, _, function = place.partition(":")
-    found: Finder = getattr(import_module(module), function)
-    return found
+    finder: Finder = getattr(import_module(module), function)
+    return finder

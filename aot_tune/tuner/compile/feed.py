@@ -1,4 +1,4 @@
-"""Compile while measuring: a thread owns the compile pool, so that no child waits for a GPU."""
+"""Compile while measuring: a thread owns the compile pool, so children never wait for a GPU."""
 
 from __future__ import annotations
 
@@ -16,30 +16,30 @@ _POLL_SECONDS = 0.1
 
 
 class CompileFeed:
-    """Takes compile jobs from the measuring threads and hands their results back by key.
+    """Takes compile jobs from the measuring threads and returns their results by key.
 
-    The jobs of the kernel that is first in `order` come first, those of one kernel in the order in which they
-    were submitted. A kernel that no child can load fails alone.
+    Jobs run in the order of their kernels in `order`, a kernel's jobs in the order of submission. A kernel
+    that no child can load fails alone.
 
     Args:
-        pool: Makes the pool; it is called, and the pool closed, in the feed's own thread.
-        order: The kernels' names. Those that are not named come last.
+        pool: Makes the pool. The feed's own thread calls it and closes the pool.
+        order: The kernels' names. Kernels without a name here come last.
     """
 
     def __init__(self, pool: Callable[[], JobQueue], order: Sequence[str] = ()) -> None:
         self._make = pool
         self._changed = threading.Condition()
         self._queue = TaskQueue[CompileJob](order)
-        """A job that was handed over, or that no kernel wants any more, is left there."""
+        """Jobs to compile. Handed-over and unwanted jobs stay in it and are skipped."""
         self._wanted: dict[str, dict[str, CompileJob]] = {}
-        """By key, the job of each kernel that wants it."""
+        """The job of each kernel that wants it, by key and kernel."""
         self._handed: set[str] = set()
         self._results: dict[str, CompileResult] = {}
         self._last_s: dict[str, float] = {}
         self._refused: dict[str, str] = {}
-        """Why nothing of a kernel can be compiled, by its name."""
+        """Reasons why nothing of a kernel can be compiled, by the kernel's name."""
         self._lost: dict[str, str] = {}
-        """The same by key, for jobs that no other kernel wants."""
+        """Such reasons by key, for jobs that no other kernel wants."""
         self._error: BaseException | None = None
         self._stopping = False
         self._rests = True
@@ -69,7 +69,7 @@ class CompileFeed:
             return self._rests and not len(self._queue)
 
     def submit(self, jobs: Iterable[CompileJob]) -> None:
-        """Queue jobs; a job that was submitted before is not done again."""
+        """Queue jobs; skip jobs that were submitted before."""
         with self._changed:
             for job in jobs:
                 wanting = self._wanted.setdefault(job.key, {})
@@ -82,25 +82,25 @@ class CompileFeed:
             self._changed.notify_all()
 
     def drop(self, kernel: str) -> None:
-        """Compile nothing more for a kernel, but what another one wants too."""
+        """Drop a kernel's pending jobs, except jobs that another kernel wants too."""
         with self._changed:
             for key in [key for key, wanting in self._wanted.items() if wanting.pop(kernel, None)]:
                 if not self._wanted[key] and key not in self._results:
                     del self._wanted[key]
 
     def counts(self, kernel: str) -> tuple[int, int, int]:
-        """The numbers of a kernel's jobs done, of its jobs submitted, and of failures among those done."""
+        """Return the numbers of a kernel's jobs done, jobs submitted, and failures."""
         with self._changed:
             keys = [key for key, wanting in self._wanted.items() if kernel in wanting]
             done = [self._results[key] for key in keys if key in self._results]
-            return len(done), len(keys), sum(isinstance(one, CompileFailure) for one in done)
+            return len(done), len(keys), sum(isinstance(result, CompileFailure) for result in done)
 
     def last_result_s(self, kernel: str) -> float | None:
-        """Monotonic seconds at which a kernel's last result came; None before the first."""
+        """Return the time of a kernel's last result, monotonic seconds; None before the first."""
         return self._last_s.get(kernel)
 
     def ready(self, keys: Iterable[str]) -> bool:
-        """Whether `wait` for these jobs would return, or raise, at once."""
+        """Return whether `wait` for these jobs would return, or raise, at once."""
         with self._changed:
             return self._error is not None or all(key in self._results or key in self._lost for key in keys)
 
@@ -112,7 +112,7 @@ class CompileFeed:
             progress: Called now and then while waiting.
 
         Raises:
-            TuneError: Nothing can be compiled of their kernel.
+            TuneError: Nothing of their kernel can be compiled.
             Exception: The error that stopped the pool.
         """
         wanted = set(keys)
@@ -132,7 +132,7 @@ class CompileFeed:
             self._queue.add(job, job.name)
 
     def _next(self, most: int) -> list[CompileJob]:
-        """The jobs to hand over now."""
+        """Return the jobs to hand over now."""
         jobs: list[CompileJob] = []
         while len(jobs) < most and (job := self._queue.draw()) is not None:
             if job.key not in self._handed and job.name in self._wanted.get(job.key, ()):
@@ -172,7 +172,7 @@ class CompileFeed:
                 self._changed.notify_all()
 
     def _refuse(self, error: KernelRefusedError) -> None:
-        """Let all jobs of a kernel fail that no other kernel wants."""
+        """Let a kernel's jobs fail, except jobs that another kernel wants."""
         with self._changed:
             self._refused[error.kernel] = str(error)
             for key, wanting in self._wanted.items():

@@ -1,4 +1,4 @@
-"""A compilation as values, its job and its result, and the folder that keeps results. Runs no compiler."""
+"""Compile jobs, their results, and the folder that keeps results. Runs no compiler."""
 
 from __future__ import annotations
 
@@ -27,13 +27,13 @@ class CompileJob:
     """One kernel for one signature, set of hints and arch."""
 
     key: str
-    """Digest of everything that the cubin depends on; also the name of its file."""
+    """Digest of all inputs of the cubin; also the name of its file."""
 
     module: str
     """The module that a child process imports to find the kernel."""
 
     name: str
-    """The kernel's name: that of its declaration, and of its section in an archive."""
+    """The kernel's name, in its declaration and its section of an archive."""
 
     signature: str
     """The compiler's assumptions about the arguments, constants included (`cutile.signature_of`)."""
@@ -48,10 +48,10 @@ class CompileJob:
     """The kernel's name in its cubin; the signature itself when None."""
 
     kernel: str | None = None
-    """The name that configs call the kernel, where the declaration has several."""
+    """The kernel's name in configs, where the declaration has several kernels."""
 
     finder: str = FIND_DECLARED
-    """What a child process calls to find the kernel, in the form ``module:function``: see `Finder`."""
+    """The `Finder` that a child process calls, in the form ``module:function``."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -65,7 +65,7 @@ class Compiled:
     """The cubin's file."""
 
     code: str
-    """Digest of the machine code; two cubins that do the same have the same digest."""
+    """Digest of the machine code; equivalent cubins have the same digest."""
 
     resources: Resources
     """The resources that one block holds."""
@@ -88,7 +88,7 @@ class CompileFailure:
     """The job's key."""
 
     message: str
-    """The compiler's message, or how the compiler ended."""
+    """The compiler's message, or the manner of its end."""
 
     seconds: float
     """Duration of the compilation, seconds."""
@@ -97,7 +97,7 @@ class CompileFailure:
 CompileResult = Compiled | CompileFailure
 
 _PLACE = re.compile(r'^\s*"([^"]+)", lines? (\d+)', re.MULTILINE)
-"""The place in the kernel that a compiler's message names; the last of several is the innermost."""
+"""A place in the kernel in a compiler's message; the last of several is the innermost."""
 
 
 _TRANSIENT = re.compile(
@@ -107,12 +107,12 @@ _TRANSIENT = re.compile(
 
 
 def is_transient(result: CompileResult) -> bool:
-    """Whether another run should compile this job again: it was killed, or memory was short."""
+    """Return whether another run should compile this job again: it was killed, or memory was short."""
     return isinstance(result, CompileFailure) and _TRANSIENT.search(result.message) is not None
 
 
 def compiles_nowhere(results: Iterable[CompileResult]) -> str | None:
-    """Why no job produced a cubin, in one line with the place in the kernel; None where one did."""
+    """Return why no job produced a cubin, with the place in the kernel; None where any did."""
     failures = []
     for result in results:
         if isinstance(result, Compiled):
@@ -127,7 +127,7 @@ def compiles_nowhere(results: Iterable[CompileResult]) -> str | None:
 
 
 def cached(folder: Path, key: str) -> Compiled | None:
-    """The result that an earlier run kept under this key; None where it is missing or damaged."""
+    """Return an earlier run's result by its key; None where it is missing or damaged."""
     path, note = folder / f"{key}.cubin", folder / f"{key}.json"
     try:
         facts = json.loads(note.read_bytes())
@@ -147,7 +147,7 @@ def cached(folder: Path, key: str) -> Compiled | None:
 
 
 def keep(folder: Path, result: Compiled, cubin: bytes) -> None:
-    """Write a cubin and its note where `cached` finds them. The note comes last: it vouches for the cubin.
+    """Write a cubin and its note for `cached`. The note comes last, because it vouches for the cubin.
 
     Raises:
         StoreError: The folder cannot be written.

@@ -1,4 +1,4 @@
-"""What every pool of compilers keeps of its jobs: those that wait, those known, results not yet returned."""
+"""Job queue of a compile pool: waiting jobs, known jobs, results not yet returned."""
 
 from __future__ import annotations
 
@@ -15,11 +15,11 @@ _Pool = TypeVar("_Pool", bound="JobQueue")
 
 
 class KernelRefusedError(TuneError):
-    """Nothing of a kernel can be compiled. Other kernels can be.
+    """Nothing of a kernel can be compiled, while other kernels can.
 
     Attributes:
         kernel: Its name in its jobs.
-        what: The error that a compiling process met.
+        what: The compiling process's error.
     """
 
     def __init__(self, kernel: str, what: str) -> None:
@@ -28,11 +28,11 @@ class KernelRefusedError(TuneError):
 
 
 class JobQueue(ABC):
-    """The jobs of a pool, without what compiles them. For use by one thread.
+    """The jobs of a pool, without its compilers. For use by one thread.
 
     Args:
         most: Most jobs that run at a time.
-        folder: The folder that keeps each cubin. It is made for the first compilation.
+        folder: The folder that keeps each cubin; created for the first compilation.
     """
 
     def __init__(self, most: int, folder: Path) -> None:
@@ -60,7 +60,7 @@ class JobQueue(ABC):
         return len(self._waiting) + len(self._results) + self._at_work()
 
     def submit(self, job: CompileJob) -> None:
-        """Queue a job; one that was submitted before is not done again.
+        """Queue a job; skip a job that was submitted before.
 
         Raises:
             StoreError: The folder cannot be made.
@@ -88,11 +88,11 @@ class JobQueue(ABC):
 
     @abstractmethod
     def close(self) -> None:
-        """End all that compiles. Finished cubins are kept."""
+        """End all compilations. Finished cubins are kept."""
 
     @abstractmethod
     def _at_work(self) -> int:
-        """Number of jobs that run."""
+        """Return number of jobs that run."""
 
     @abstractmethod
     def _fill(self) -> None:
@@ -103,22 +103,22 @@ class JobQueue(ABC):
             self._folder.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise StoreError(
-                f"{self._folder}: no folder for cubins can be made ({error.strerror}); "
+                f"{self._folder}: the folder for cubins cannot be created ({error.strerror}); "
                 "name another with --cubins"
             ) from error
 
     def _take_results(self) -> list[CompileResult]:
-        """The results that were not returned yet, which now are."""
+        """Return the results not yet returned, and clear them."""
         results, self._results = self._results, []
         return results
 
     def _drop_kernel(self, job: CompileJob) -> None:
-        """Forget a job, and all of its kernel that wait."""
-        dropped = [job, *(one for one in self._waiting if of_one_kernel(one, job))]
-        self._known.difference_update(one.key for one in dropped)
-        self._waiting = deque(one for one in self._waiting if not of_one_kernel(one, job))
+        """Forget a job, and all waiting jobs of its kernel."""
+        dropped = [job, *(waiting for waiting in self._waiting if same_kernel(waiting, job))]
+        self._known.difference_update(gone.key for gone in dropped)
+        self._waiting = deque(waiting for waiting in self._waiting if not same_kernel(waiting, job))
 
 
-def of_one_kernel(one: CompileJob, other: CompileJob) -> bool:
-    """Whether two jobs are of one kernel."""
-    return (one.module, one.name) == (other.module, other.name)
+def same_kernel(first: CompileJob, second: CompileJob) -> bool:
+    """Return whether two jobs belong to the same kernel."""
+    return (first.module, first.name) == (second.module, second.name)

@@ -1,4 +1,4 @@
-"""Compile many kernels at once, in a few killable child processes that see no GPU. Knows no candidate."""
+"""Compile many kernels at once, in a few killable child processes that see no GPU."""
 
 from __future__ import annotations
 
@@ -25,32 +25,35 @@ from aot_tune.tuner.process.worker import (
 )
 
 COMPILE_SECONDS = 120.0
-"""A compiler's time limit, seconds. The slowest seen, 256x256 tiles that spill, took 6 s on 16 cores (H200
-host)."""
+"""A compiler's time limit, seconds. The slowest compilation seen, of 256x256 tiles that spill, took 6 s on 16
+cores (H200 host)."""
 
 _GRACE_SECONDS = 15.0
-"""Seconds of a child beyond the compiler's limit: it times the compiler itself, and tracing takes up to 1
-s."""
+"""Seconds allowed to a child beyond the compiler's limit, which the child enforces: tracing takes up to
+1 s."""
 
 _MOST_STARTS = 3
 """Failed starts in a row after which the pool gives up, because the machine is at fault then."""
 
 _OF_THE_KERNEL = frozenset({"UsageError", "DeclarationError"})
-"""Errors of a child that every other job of its kernel would meet as well."""
+"""Errors of a child that concern all jobs of the kernel."""
 
 _OF_ALL = frozenset({"StoreError"})
-"""Errors of a child that every other job would meet as well."""
+"""Errors of a child that concern all jobs."""
 
 
 def usable_cores() -> int:
-    """The cores that this process may use: fewer than the machine's under `taskset` or in some containers."""
+    """Return the number of cores that this process may use.
+
+    Under `taskset` and in some containers it is less than the machine's.
+    """
     if hasattr(os, "sched_getaffinity"):
         return len(os.sched_getaffinity(0))
     return os.cpu_count() or 1
 
 
 @dataclass
-class _Seat:
+class _Child:
     """A child process and its job."""
 
     worker: Worker
@@ -63,18 +66,18 @@ class _Seat:
     """Start of the job, monotonic seconds."""
 
     limit: float = 0.0
-    """Time by which the child must have sent a message, monotonic seconds."""
+    """Deadline of the child's next message, monotonic seconds."""
 
     compiling: bool = False
-    """Whether the child has imported the kernel and begun. Before that, slowness is not the job's fault."""
+    """Whether the child has imported the kernel and compiles. Until then slowness is not the job's fault."""
 
 
 class CompilePool(JobQueue):
     """Up to `workers` children that compile. For use by one thread.
 
-    A compiler that hangs is a failure of its job. One that a signal ended is tried once more, because the
-    system kills also what is innocent when memory is short; then it is a failure too. The child and all that
-    it started are then killed, and a fresh child takes its place.
+    A compiler that hangs is a failure of its job. A job whose compiler was ended by a signal is tried once
+    more, because the system also kills innocent processes when memory is short; then it is a failure too. The
+    child and its processes are then killed, and a fresh child takes its place.
 
     Args:
         workers: Most children; they start when there is work.
@@ -82,8 +85,8 @@ class CompilePool(JobQueue):
         folder: The folder that keeps each cubin as ``<key>.cubin`` with a note ``<key>.json``; later runs
             reuse them.
         target: ``package.module:Class`` of the compiler in a child; tests name a faulty one.
-        at_once: Whether all children start now, for jobs that are on their way.
-        yielding: Whether children run at a low priority, so that they hold up no process that measures.
+        at_once: Whether all children start now, ahead of the jobs.
+        yielding: Whether children run at low priority, so that they delay no measuring process.
 
     Raises:
         TuneError: The system's temporary folder, which the compiler needs, cannot be written.
@@ -103,7 +106,7 @@ class CompilePool(JobQueue):
         super().__init__(workers, folder)
         self._timeout_s, self._target = timeout_s, target
         self._yielding = yielding
-        self._seats: list[_Seat] = []
+        self._children: list[_Child] = []
         self._failed_starts = 0
         self._tried_again: set[str] = set()
         for _ in range(workers if at_once else 0):
@@ -127,22 +130,22 @@ class CompilePool(JobQueue):
     def close(self) -> None:
         """End all children and the processes that they started. Finished cubins are kept."""
         self._waiting.clear()
-        for seat in self._seats:
-            seat.worker.kill()
-        self._seats.clear()
+        for child in self._children:
+            child.worker.kill()
+        self._children.clear()
 
-    # Seats --------------------------------------------------------------------------------------------------
+    # Children -----------------------------------------------------------------------------------------------
 
     def _at_work(self) -> int:
-        return sum(seat.job is not None for seat in self._seats)
+        return sum(child.job is not None for child in self._children)
 
     def _fill(self) -> None:
-        """Give waiting jobs to idle children, and start children while more jobs wait than children start."""
-        for seat in self._seats:
-            if self._waiting and seat.job is None and seat.worker.ready:
-                self._begin(seat, self._waiting.popleft())
-        starting = sum(not seat.worker.ready for seat in self._seats)
-        while len(self._seats) < self._most and starting < len(self._waiting):
+        """Give waiting jobs to idle children, and start children for the other waiting jobs."""
+        for child in self._children:
+            if self._waiting and child.job is None and child.worker.ready:
+                self._begin(child, self._waiting.popleft())
+        starting = sum(not child.worker.ready for child in self._children)
+        while len(self._children) < self._most and starting < len(self._waiting):
             self._start()
             starting += 1
 
@@ -152,111 +155,113 @@ class CompilePool(JobQueue):
             {"folder": self._folder, "timeout_s": self._timeout_s, "yielding": self._yielding},
             environment={"CUDA_VISIBLE_DEVICES": ""},
         )
-        self._seats.append(_Seat(worker=worker, limit=time.monotonic() + START_SECONDS))
+        self._children.append(_Child(worker=worker, limit=time.monotonic() + START_SECONDS))
 
-    def _begin(self, seat: _Seat, job: CompileJob) -> None:
-        seat.job, seat.compiling, seat.since = job, False, time.monotonic()
-        seat.limit = seat.since + START_SECONDS
-        with suppress(WorkerDied):  # it died while idle: `_hear` notices it, and blames no job
-            seat.worker.send("compile", {"job": job})
+    def _begin(self, child: _Child, job: CompileJob) -> None:
+        child.job, child.compiling, child.since = job, False, time.monotonic()
+        child.limit = child.since + START_SECONDS
+        with suppress(WorkerDied):  # it died while idle: `_receive` notices it, and blames no job
+            child.worker.send("compile", {"job": job})
 
     def _listen(self, timeout_s: float) -> None:
-        """Receive the children's messages, and deal with children that are dead or late."""
-        if not self._seats:
+        """Receive the children's messages; end children that are dead or late."""
+        if not self._children:
             return
-        soonest = min((seat.limit for seat in self._seats if self._owes(seat)), default=float("inf"))
+        soonest = min((child.limit for child in self._children if self._owes(child)), default=float("inf"))
         with selectors.DefaultSelector() as selector:
-            for seat in self._seats:
-                selector.register(seat.worker, selectors.EVENT_READ, seat)
+            for child in self._children:
+                selector.register(child.worker, selectors.EVENT_READ, child)
             events = selector.select(max(0.0, min(timeout_s, soonest - time.monotonic())))
         for key, _ in events:
-            self._hear(key.data)
-        for seat in [seat for seat in self._seats if self._owes(seat) and time.monotonic() > seat.limit]:
-            self._end(seat, f"no answer within {self._timeout_s:g} s: killed")
+            self._receive(key.data)
+        for child in [
+            child for child in self._children if self._owes(child) and time.monotonic() > child.limit
+        ]:
+            self._end(child, f"no answer within {self._timeout_s:g} s: killed")
 
     @staticmethod
-    def _owes(seat: _Seat) -> bool:
-        return seat.job is not None or not seat.worker.ready
+    def _owes(child: _Child) -> bool:
+        return child.job is not None or not child.worker.ready
 
-    def _hear(self, seat: _Seat) -> None:
+    def _receive(self, child: _Child) -> None:
         try:
             # Until none is left: a selector does not report messages that were read together with the first.
-            while seat in self._seats and (message := seat.worker.receive(0.0)) is not None:
-                self._take_in(seat, *message)
+            while child in self._children and (message := child.worker.receive(0.0)) is not None:
+                self._take_in(child, *message)
         except WorkerDied as death:
-            how = f"the compiling process {death.how}: {death.said[-500:]}".rstrip(": ")
-            self._end(seat, how, signalled=death.code is not None and death.code < 0)
+            how = f"the compiling process {death.how}: {death.output[-500:]}".rstrip(": ")
+            self._end(child, how, signalled=death.code is not None and death.code < 0)
 
-    def _take_in(self, seat: _Seat, kind: Kind, value: Any) -> None:
+    def _take_in(self, child: _Child, kind: Kind, value: Any) -> None:
         if kind == "progress":
-            seat.compiling, seat.limit = True, time.monotonic() + self._timeout_s + _GRACE_SECONDS
-        elif kind == "reply" and seat.job is not None:
-            done = cached(self._folder, seat.job.key)
+            child.compiling, child.limit = True, time.monotonic() + self._timeout_s + _GRACE_SECONDS
+        elif kind == "reply" and child.job is not None:
+            done = cached(self._folder, child.job.key)
             self._results.append(
-                replace(done, cached=False) if done else self._failure(seat, "its cubin disappeared")
+                replace(done, cached=False) if done else self._failure(child, "its cubin disappeared")
             )
-            seat.job, self._failed_starts = None, 0
+            child.job, self._failed_starts = None, 0
         elif kind == "error":
-            self._refused(seat, RemoteError(*value))
+            self._refused(child, RemoteError(*value))
 
-    def _refused(self, seat: _Seat, error: RemoteError) -> None:
-        if error.kind in _OF_THE_KERNEL and seat.job is not None:
-            self._drop(seat)  # what a failed import has left there may harm the others
-            self._drop_kernel(seat.job)
-            raise KernelRefusedError(seat.job.name, error.message) from error
-        if error.kind in _OF_ALL or seat.job is None:
+    def _refused(self, child: _Child, error: RemoteError) -> None:
+        if error.kind in _OF_THE_KERNEL and child.job is not None:
+            self._drop(child)  # the remains of a failed import may harm other jobs
+            self._drop_kernel(child.job)
+            raise KernelRefusedError(child.job.name, error.message) from error
+        if error.kind in _OF_ALL or child.job is None:
             self.close()
             raise TuneError(f"nothing can be compiled: {error.message}") from error
         message = error.message if error.kind in ("CutileError", "TuneError") else str(error)
         signalled = _SIGNALLED.search(message) is not None
-        self._failed(seat, in_words(message), signalled=signalled)
-        seat.job = None
+        self._failed(child, in_words(message), signalled=signalled)
+        child.job = None
         # A compiler that was killed or timed out may have left processes of its own behind: end them.
         if signalled or "exceeded timeout" in message:
-            self._drop(seat)
+            self._drop(child)
 
-    def _end(self, seat: _Seat, message: str, *, signalled: bool = False) -> None:
-        """Deal with a child that died or is late; its job is to blame only if it was compiling."""
-        self._drop(seat)
-        if seat.job is not None and seat.compiling:
-            self._failed(seat, message, signalled=signalled)
+    def _end(self, child: _Child, message: str, *, signalled: bool = False) -> None:
+        """End a child that died or is late; blame its job only if it was compiling."""
+        self._drop(child)
+        if child.job is not None and child.compiling:
+            self._failed(child, message, signalled=signalled)
             return
         self._failed_starts += 1
-        if seat.job is not None:
-            self._waiting.appendleft(seat.job)
+        if child.job is not None:
+            self._waiting.appendleft(child.job)
         if self._failed_starts >= _MOST_STARTS:
             self.close()
             raise TuneError(f"no compiling process starts here, tried {_MOST_STARTS} times: {message}")
 
-    def _failed(self, seat: _Seat, message: str, *, signalled: bool) -> None:
-        """Record that a seat's job failed, or queue it once more where a signal ended it the first time.
+    def _failed(self, child: _Child, message: str, *, signalled: bool) -> None:
+        """Record a child's failed job; queue it once more after its first end by a signal.
 
         Raises:
             TuneError: The temporary folder is to blame: it is full, or has become unwritable.
         """
-        assert seat.job is not None
+        assert child.job is not None
         try:
             _check_temporary_folder()
         except TuneError:
             self.close()
             raise
-        if signalled and seat.job.key not in self._tried_again:
-            self._tried_again.add(seat.job.key)
-            self._waiting.appendleft(seat.job)
+        if signalled and child.job.key not in self._tried_again:
+            self._tried_again.add(child.job.key)
+            self._waiting.appendleft(child.job)
             return
-        self._results.append(self._failure(seat, message))
+        self._results.append(self._failure(child, message))
 
-    def _failure(self, seat: _Seat, message: str) -> CompileFailure:
-        assert seat.job is not None
-        return CompileFailure(key=seat.job.key, message=message, seconds=time.monotonic() - seat.since)
+    def _failure(self, child: _Child, message: str) -> CompileFailure:
+        assert child.job is not None
+        return CompileFailure(key=child.job.key, message=message, seconds=time.monotonic() - child.since)
 
-    def _drop(self, seat: _Seat) -> None:
-        self._seats.remove(seat)
-        seat.worker.kill()
+    def _drop(self, child: _Child) -> None:
+        self._children.remove(child)
+        child.worker.kill()
 
 
 def _check_temporary_folder() -> None:
-    """Write to the temporary folder that compilers use: Python goes to another one where TMPDIR is unusable.
+    """Write to the temporary folder that compilers use; Python itself would fall back to another.
 
     Raises:
         TuneError: It cannot be written.
@@ -276,9 +281,9 @@ _SIGNALLED = re.compile(r"Return code -(\d+)\s*")
 
 
 def in_words(message: str) -> str:
-    """A compiler's message with the signal's name where cuTile says ``Return code -11``."""
+    """Return a compiler's message with signals' names in place of cuTile's ``Return code -11``."""
 
-    def named(found: re.Match[str]) -> str:
-        return f"the compiler {ending(-int(found[1]))}. "
+    def named(match: re.Match[str]) -> str:
+        return f"the compiler {ending(-int(match[1]))}. "
 
     return _SIGNALLED.sub(named, message).strip()

@@ -1,1 +1,1 @@
-"""Measuring on a GPU from the parent's side: which config runs, which is blamed, what is tried again."""
+"""Measure on a GPU from the parent's side: run configs, blame faults, retry."""

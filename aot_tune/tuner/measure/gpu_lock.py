@@ -2,7 +2,8 @@
 
 The lock is a file in a folder that is the same for every user and job of a host: TMPDIR is not, since batch
 systems set it for each job. It is the first of `FOLDERS` in which everybody may write. A container has
-folders of its own, so that tuners in two containers do not see each other's lock; NVML tells of those.
+folders of its own, so that tuners in two containers do not see each other's lock; NVML reports their
+processes.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from pathlib import Path
 from aot_tune.errors import TuneError
 
 FOLDERS = (Path("/run/lock"), Path("/var/lock"), Path("/tmp"), Path("/var/tmp"))
-"""Where the lock may lie, the first choice first. Some systems let only root write to the first two."""
+"""Folders for the lock file, the first choice first. Some systems let only root write to the first two."""
 
 
 class GpuLock:
@@ -39,7 +40,7 @@ class GpuLock:
         self._note = path.with_suffix(".holder")
         self._file = -1
         try:
-            self._file = _opened(path)
+            self._file = _open_lock_file(path)
             fcntl.flock(self._file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:
             self._close()
@@ -49,12 +50,12 @@ class GpuLock:
         except OSError as error:
             self._close()
             raise TuneError(
-                f"{path}: GPU {gpu} cannot be locked ({error.strerror}); remove what lies there"
+                f"{path}: GPU {gpu} cannot be locked ({error.strerror}); remove this file"
             ) from error
-        self.say(purpose)
+        self.set_purpose(purpose)
 
-    def say(self, purpose: str) -> None:
-        """Change what a refused tuner is told of the lock's purpose."""
+    def set_purpose(self, purpose: str) -> None:
+        """Change the purpose that a refused tuner's error repeats."""
         with suppress(OSError):  # the note only makes a refusal clearer
             self._note.unlink(missing_ok=True)
             self._note.write_text(f"process {os.getpid()}, {purpose}")
@@ -71,7 +72,7 @@ class GpuLock:
         self._file = -1
 
     def release(self) -> None:
-        """Release the GPU for others. The file stays: one that is removed can be locked by two."""
+        """Release the GPU for others. The file stays: a removed file can be locked by two processes."""
         if self._file >= 0:
             with suppress(OSError):
                 self._note.unlink(missing_ok=True)
@@ -79,10 +80,10 @@ class GpuLock:
 
 
 def _folder() -> Path:
-    """The first folder in which every user may write, and remove only what is his own.
+    """Return the first world-writable folder with the sticky bit.
 
     Raises:
-        TuneError: There is none.
+        TuneError: No folder of `FOLDERS` is one.
     """
     shared = stat.S_ISVTX | stat.S_IWOTH
     for folder in FOLDERS:
@@ -94,8 +95,8 @@ def _folder() -> Path:
     raise TuneError(f"the GPU cannot be locked: make one of {places} writable for all users (mode 1777)")
 
 
-def _opened(path: Path) -> int:
-    """A descriptor of the lock file, which any user may have made."""
+def _open_lock_file(path: Path) -> int:
+    """Open the lock file, which any user may have made, and return its descriptor."""
     flags = os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC
     for _ in range(10):
         # Without O_CREAT: in such folders Linux may refuse that for another user's file (protected_regular).
@@ -103,10 +104,10 @@ def _opened(path: Path) -> int:
             file = os.open(path, os.O_RDONLY | flags)
             if not stat.S_ISREG(os.fstat(file).st_mode):
                 os.close(file)
-                raise OSError(errno.EINVAL, "it is no file")
+                raise OSError(errno.EINVAL, "not a regular file")
             return file
         with suppress(FileExistsError):  # another tuner made it meanwhile
             file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_EXCL | flags, 0o666)
             os.fchmod(file, 0o666)  # whatever the umask is
             return file
-    raise OSError(errno.EAGAIN, "it comes and goes")
+    raise OSError(errno.EAGAIN, "it appears and disappears")

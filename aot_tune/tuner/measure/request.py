@@ -1,4 +1,4 @@
-"""What a sweep asks of a measuring session, and what it answers. Values only; knows no process and no GPU."""
+"""Requests to a measuring session and their answers. Values only; starts no process."""
 
 from __future__ import annotations
 
@@ -36,17 +36,18 @@ class Request:
 class Measure(Request):
     """Verify and time each config once.
 
-    Each time is reported twice: as provisional when it was taken, and once more when its rivals were timed,
-    taken in turn with theirs where all are long. The answer has one outcome for each config, in their order.
+    Each time is reported twice: as provisional when it was taken, and as final when the rival configs were
+    timed. Long configs are timed in turn for the final time. The answer has one outcome for each config, in
+    their order.
     """
 
     known: Mapping[Config, Measurement] = field(default_factory=dict, kw_only=True)
-    """Provisional times of an earlier run: their configs are not verified and timed alone again. Those of
-    configs that are not in `configs` say how fast the others are."""
+    """Provisional times of an earlier run, whose configs are not verified and timed alone again. Times of
+    configs outside `configs` serve for comparison only."""
 
     least_us: float = field(default=0.0, kw_only=True)
-    """The least time in which this GPU can solve the problem, microseconds: a shorter one is taken again, and
-    a config without any other fails at the stage ``timing``."""
+    """The least time in which this GPU can solve the problem, microseconds. A shorter time is taken again; a
+    config with shorter times only fails at the stage ``timing``."""
 
 
 @dataclass(frozen=True)
@@ -59,8 +60,8 @@ class Finals(Request):
     """
 
     taken: Mapping[Config, Sequence[Measurement]] = field(default_factory=dict, kw_only=True)
-    """The rounds of an earlier run, for each config those from the first on. What they lack is timed, and the
-    result is that of a run without interruption."""
+    """The rounds of an earlier run by config, from the first on. Missing rounds are timed, and the result is
+    that of a run without interruption."""
 
 
 @dataclass(frozen=True)
@@ -76,17 +77,18 @@ class TimeInState(Request):
 
 @dataclass(frozen=True)
 class Recheck(Request):
-    """Verify winners again, on other seeds and many times, in a process that has timed nothing.
+    """Verify winners again, on other seeds and many times, in a fresh process.
 
-    Rechecks that follow one another share that process. Ask for them together, because a start takes seconds.
-    The answer has a failure for each config that fails. Only the stage ``verify`` means that it is wrong.
+    Rechecks that follow one another share that process. Request them together, because a start takes
+    seconds. The answer has a failure for each config that fails. Only the stage ``verify`` means that the
+    config is wrong.
     """
 
     seeds: tuple[int, int] = field(default=RECHECK_SEEDS, kw_only=True)
     """The seeds of the arguments."""
 
     launches: int = field(default=LAUNCHES, kw_only=True)
-    """Launches of each config after its verification. Of a config whose launches take long there are fewer
+    """Launches of each config after its verification; fewer where launches take long
     (`aot_tune.tuner.measure.worker.runner.LAUNCHES_SECONDS`)."""
 
 
@@ -123,11 +125,10 @@ class Conditions:
     """The GPU's state at its end."""
 
     disturbed: Mapping[Config, str]
-    """The configs whose samples are spoilt because a disturbance outlasted the patience, and that
-    disturbance."""
+    """The disturbance of each config whose samples are spoilt because it outlasted the patience."""
 
     def as_record(self) -> dict[str, object]:
-        """The conditions as plain values for a journal."""
+        """Return the conditions as plain values for a journal."""
         return {
             "before": self.before.as_record(),
             "after": self.after.as_record(),
@@ -137,7 +138,7 @@ class Conditions:
 
 @dataclass(frozen=True, kw_only=True)
 class Spent:
-    """What the requests of a session took."""
+    """Time spent on a session's requests, with their conditions."""
 
     verify_s: float = 0.0
     """Time of verifying, seconds."""
@@ -160,7 +161,7 @@ class Spent:
         )
 
     def since(self, before: Spent) -> Spent:
-        """What was spent after `before`, an earlier value of the same session."""
+        """Return the time spent after `before`, an earlier value of the same session."""
         return Spent(
             verify_s=self.verify_s - before.verify_s,
             start_s=self.start_s - before.start_s,
@@ -172,33 +173,33 @@ class Spent:
 class Session(Protocol):
     """Measures on one GPU, for one thread.
 
-    `aot_tune.tuner.measure.session.MeasureSession` does on a GPU of this machine,
-    `aot_tune.tuner.ray.session.RemoteSession` on one elsewhere.
+    `aot_tune.tuner.measure.session.MeasureSession` uses a GPU of this machine,
+    `aot_tune.tuner.ray.session.RemoteSession` a GPU of another.
     """
 
     @property
     def spent(self) -> Spent:
-        """What all requests so far took."""
+        """Time spent on all requests so far."""
 
     def identity(self) -> dict[str, str]:
-        """The conditions without which times cannot be compared: GPU, driver, compiler, way of timing."""
+        """Return the conditions under which times compare: GPU, driver, compiler, way of timing."""
 
     def device(self) -> Device:
-        """The GPU as grids are computed for it; starts the worker."""
+        """Return the GPU as grids are computed for it; starts the worker."""
 
-    def turn_to(self, found: FoundKernel, strikes: Strikes) -> None:
+    def turn_to(self, kernel: FoundKernel, strikes: Strikes) -> None:
         """Measure another kernel from here on.
 
         Args:
-            found: The kernel.
+            kernel: The kernel.
             strikes: The faults of its configs, which the sessions of several GPUs share.
         """
 
     def answer(self, request: Request, on_outcome: OnOutcome = ...) -> list[Outcome]:
-        """Do what is asked; each kind of request says what its answer holds.
+        """Execute a request; its class states what the answer holds.
 
         Args:
-            request: What is asked.
+            request: The request.
             on_outcome: Receives each outcome while the request is being answered.
 
         Raises:
@@ -210,7 +211,7 @@ class Session(Protocol):
         """
 
     def interrupt(self) -> None:
-        """End what is being measured, called by another thread until the measuring one has ended."""
+        """End the measurement; called from another thread until the measuring thread has ended."""
 
     def close(self) -> None:
         """End the worker and release the GPU."""

@@ -1,9 +1,9 @@
-"""Combine several rounds of timing into one time, and decide when finalists need no further round. Pure.
+"""Combine rounds of timing into one time, and decide when rounds suffice. Pure.
 
 ``exhaustive_search`` returns the plain mean of its samples, which one interrupted launch can move. So a
 finalist is timed in rounds. Each round is a search of its own, interleaved with those of the other finalists,
 and the median of the rounds' means counts. A round whose mean is further than `OUTLIER` from that median is
-left out, and another one is run in its place.
+left out, and another round is run in its place.
 """
 
 from __future__ import annotations
@@ -24,19 +24,23 @@ MOST_ROUNDS = 9
 """Most rounds. Finalists that are still inside the noise then are left as tied."""
 
 OUTLIER = 0.10
-"""A round whose mean is further than this fraction from the median of the rounds is an outlier. Clocks within
-their normal range change a time by 2 to 5 %; an interrupted launch among five samples changes the mean by far
-more."""
+"""Largest distance of a round's mean from the rounds' median, as a fraction; beyond it lies an outlier.
+
+Clocks within their normal range change a time by 2 to 5 %; an interrupted launch among five samples changes
+the mean by far more.
+"""
 
 RESOLUTION_US = 0.5
 """Resolution of GPU timing events, microseconds. A smaller difference from the median is never an outlier."""
 
 SHORTEST_US = 0.1
-"""A shorter time was not measured, microseconds: an empty grid takes ten times as long."""
+"""Shortest time that a launch can take, microseconds: an empty grid takes ten times as long."""
 
 TIED = 0.01
-"""Noise below this fraction of the fastest time ends the finals: it is half of the tie band, and further
-rounds cannot separate two tied configs."""
+"""Noise below this fraction of the fastest time ends the finals.
+
+It is half of the tie band, and further rounds cannot separate two tied configs.
+"""
 
 _DEVIATION_PER_MEDIAN_DISTANCE = 1.4826
 """The standard deviation of a normal distribution divided by the median distance from its median."""
@@ -52,11 +56,12 @@ _T = TypeVar("_T")
 
 
 def in_turn(contenders: Sequence[_T], number: int) -> list[_T]:
-    """The order of round `number`, from 0: a new order every two rounds, the second of them backwards.
+    """Return the order of round `number`, from 0.
 
-    Backwards, so that a drift affects all alike. New orders, so that no contender always follows the same
-    one: the one before determines by its power the clocks that the next finds, which changed products by 5 %
-    on an H200. The orders are the same in each run.
+    The order is new every two rounds, and every second round runs backwards, so that a drift affects all
+    contenders alike. New orders, so that no contender always follows the same other: the power of a
+    contender determines the clocks of the next, which changed products by 5 % on an H200. The orders are the
+    same in each run.
     """
     order = list(contenders)
     if number > 1:
@@ -65,7 +70,7 @@ def in_turn(contenders: Sequence[_T], number: int) -> list[_T]:
 
 
 def usable(measurement: Measurement) -> bool:
-    """Whether a time is finite and no shorter than a launch can be. Lost events give other values."""
+    """Return whether a time is finite and as long as a launch. Lost events give other values."""
     return (
         math.isfinite(measurement.mean_us)
         and measurement.mean_us >= SHORTEST_US
@@ -82,7 +87,7 @@ def from_samples(config: Config, us: Sequence[float]) -> Measurement:
     launch changes neither.
     """
     middle = statistics.median(us)
-    deviation = _DEVIATION_PER_MEDIAN_DISTANCE * statistics.median(abs(one - middle) for one in us)
+    deviation = _DEVIATION_PER_MEDIAN_DISTANCE * statistics.median(abs(sample - middle) for sample in us)
     margin = 0.0
     if len(us) > 1:
         margin = _student(len(us)) * _MEDIAN_ERROR_PER_MEAN_ERROR * deviation / math.sqrt(len(us))
@@ -90,20 +95,20 @@ def from_samples(config: Config, us: Sequence[float]) -> Measurement:
 
 
 def clean(rounds: Sequence[Measurement]) -> list[Measurement]:
-    """The rounds that are not outliers."""
-    middle = statistics.median(one.mean_us for one in rounds)
+    """Return the rounds that are not outliers."""
+    middle = statistics.median(timing.mean_us for timing in rounds)
     reach = max(OUTLIER * middle, RESOLUTION_US)
-    return [one for one in rounds if abs(one.mean_us - middle) <= reach]
+    return [timing for timing in rounds if abs(timing.mean_us - middle) <= reach]
 
 
 def combined(config: Config, rounds: Sequence[Measurement]) -> Measurement:
-    """The median of the clean rounds' means, with the wider of two 95 % intervals.
+    """Return the median of the clean rounds' means, with the wider of two 95 % intervals.
 
     One interval follows from the spread of the rounds' means, the other from the intervals of the rounds.
     """
     kept = clean(rounds) or list(rounds)
-    means = [one.mean_us for one in kept]
-    inside = math.sqrt(sum(one.error_margin_us**2 for one in kept)) / len(kept)
+    means = [timing.mean_us for timing in kept]
+    inside = math.sqrt(sum(timing.error_margin_us**2 for timing in kept)) / len(kept)
     between = 0.0
     if len(kept) > 1:
         between = _student(len(kept)) * statistics.stdev(means) / math.sqrt(len(kept))
@@ -111,8 +116,8 @@ def combined(config: Config, rounds: Sequence[Measurement]) -> Measurement:
         config=config,
         mean_us=statistics.median(means),
         error_margin_us=max(inside, between),
-        num_samples=sum(one.num_samples for one in kept),
-        disturbed=next((one.disturbed for one in kept if one.disturbed), None),
+        num_samples=sum(timing.num_samples for timing in kept),
+        disturbed=next((timing.disturbed for timing in kept if timing.disturbed), None),
     )
 
 
@@ -121,18 +126,22 @@ def _student(count: int) -> float:
 
 
 def settled(rounds: Sequence[Sequence[Measurement]]) -> bool:
-    """Whether each finalist has enough clean rounds, and is clearly slower than the fastest or tied with it.
+    """Return whether no finalist needs a further round.
+
+    Each must have enough clean rounds, and be clearly slower than the fastest or tied with it.
 
     Args:
         rounds: Each finalist's rounds so far.
     """
-    if any(len(clean(one)) < LEAST_ROUNDS for one in rounds):
+    if any(len(clean(timings)) < LEAST_ROUNDS for timings in rounds):
         return False
-    figures = sorted((combined(one[0].config, one) for one in rounds), key=lambda figure: figure.mean_us)
-    fastest = figures[0]
-    for other in figures[1:]:
-        noise = fastest.error_margin_us + other.error_margin_us
-        outside = other.mean_us - fastest.mean_us > noise
+    times = sorted(
+        (combined(timings[0].config, timings) for timings in rounds), key=lambda time: time.mean_us
+    )
+    fastest = times[0]
+    for slower in times[1:]:
+        noise = fastest.error_margin_us + slower.error_margin_us
+        outside = slower.mean_us - fastest.mean_us > noise
         if not outside and noise > TIED * fastest.mean_us:
             return False
     return True

@@ -1,30 +1,30 @@
-"""Measure kernels' configs on one GPU from a process that holds no CUDA context, and survive them.
+"""Measure configs on one GPU from a process without a CUDA context, and survive their faults.
 
 When a config hangs, crashes the worker or poisons the GPU's context:
 
 1. The worker has reported which config it was running. That config is blamed and no other. The worker and
-   all that it started are killed.
-2. A fresh worker must pass a canary. After `Limits.recoveries` workers in a row that do not, the GPU is lost:
-   a `GpuLostError`. Where they do, but the problem cannot be opened in them, it is the problem that failed: a
-   `ProblemFailedError`.
+   its processes are killed.
+2. A fresh worker must pass a canary. After `Limits.recoveries` workers in a row that fail it, the GPU is
+   lost: a `GpuLostError`. Where they pass it, but the problem cannot be opened in them, the problem has
+   failed: a `ProblemFailedError`.
 3. The config runs again, as the first in the fresh worker. If it passes, the fault is forgiven, once on each
    problem. A hang gets no second try where it lasted far longer than the other configs of the problem take
    (`aot_tune.tuner.measure.blame.HOPELESS`), or where the config hung on another problem before.
 4. Otherwise it is recorded (stage ``timeout`` or ``fault``), the worker is replaced once more, and the sweep
    goes on with the other configs, whose provisional times are kept.
-5. A config that was recorded on `FAULTS_TO_STRIKE` problems is struck: it is not run again for this kernel.
+5. A config that was recorded on `FAULTS_TO_STRIKE` problems is excluded: it is not run again for this kernel.
 
-A wrong result counts only when a second worker finds it too, in `LAUNCHES` launches: the memory that found
-it may have been damaged by another config. All configs of a request that were wrong are run again in one
-worker, and a config that was confirmed to be wrong on one problem is believed to be on the others. So this
-costs the start of a worker for each request with new ones. A config that changes the memory of the check is
-blamed for that, tried once more, and recorded as ``verify``.
+A wrong result counts only when a second worker confirms it in `LAUNCHES` launches: another config may have
+damaged the memory of the first check. All wrong configs of a request run again in one worker. A config that
+was confirmed to be wrong on one problem needs no confirmation on another. So this costs the start of a
+worker for each request with new wrong configs. A config that changes the memory of the check is blamed for
+that, tried once more, and recorded as ``verify``.
 
 A config that runs out of memory is also tried again in a fresh worker. It is recorded as ``memory`` and is
-never struck for it.
+never excluded for it.
 
-The worker lives on when the session turns to another kernel. Where it cannot, because the kernel's module
-does not go with what the process holds, a fresh one is started for the kernel.
+The worker goes on when the session turns to another kernel. Where the kernel's module conflicts with the
+process's state, a fresh worker is started for the kernel.
 """
 
 from __future__ import annotations
@@ -55,15 +55,15 @@ class MeasureSession:
     """Holds one GPU and a worker on it. For use by one thread.
 
     Args:
-        found: The first kernel.
+        kernel: The first kernel.
         gpu_index: The GPU's index as torch counts, ``cuda:<index>``.
         limits: Time limits.
-        on_event: Receives one line for a person when a worker is replaced, a config is struck, or another
-            process computes on the GPU when this begins.
+        on_event: Receives one line for the user when a worker is replaced, a config is excluded, or another
+            process computes on the GPU at the start.
         backend: ``package.module:Class`` of the backend in the worker; tests name a scripted one.
-        arguments: The backend's keyword arguments; those of `GPU_BACKEND` when None.
-        strikes: The faults of the first kernel's configs, which the sessions of several GPUs share; own ones
-            when None.
+        arguments: The backend's keyword arguments; the arguments of `GPU_BACKEND` when None.
+        strikes: The faults of the first kernel's configs, which the sessions of several GPUs share; a new
+            count when None.
 
     Raises:
         TuneError: Another tuner holds the GPU.
@@ -71,7 +71,7 @@ class MeasureSession:
 
     def __init__(
         self,
-        found: FoundKernel,
+        kernel: FoundKernel,
         gpu_index: int = 0,
         limits: Limits | None = None,
         *,
@@ -83,40 +83,40 @@ class MeasureSession:
         self._limits = limits or Limits()
         self._on_event = on_event
         self._gpu = gpu_state.identity(gpu_index)
-        self._lock = GpuLock(self._gpu["uuid"] or f"cuda-{gpu_index}", f"tuning {found.tunable.name}")
+        self._lock = GpuLock(self._gpu["uuid"] or f"cuda-{gpu_index}", f"tuning {kernel.tunable.name}")
         # The worker sees its own GPU alone, so that no function of the declaration can use another one.
         uuid = self._gpu["uuid"]
         environment = {"CUDA_VISIBLE_DEVICES": uuid} if uuid else {}
         self._index_in_worker = 0 if uuid else gpu_index
         self._arguments = None if arguments is None else dict(arguments)
-        init = {"backend": backend, "arguments": self._arguments_for(found)}
+        init = {"backend": backend, "arguments": self._arguments_for(kernel)}
         self._supervisor = Supervisor(init, self._limits, on_event, environment)
         self._strikes = strikes or Strikes(on_event)
         self._paces: dict[str, Pace] = {}
-        self._pace = self._paces.setdefault(found.tunable.name, Pace())
+        self._pace = self._paces.setdefault(kernel.tunable.name, Pace())
         self._spent = Spent()
-        # The lock admits one tuner of a host. NVML also tells of those in other containers, and of servers.
+        # The lock admits one tuner of a host. NVML also reports tuners in other containers, and servers.
         others = gpu_state.GpuMonitor(self._gpu["uuid"]).processes()
         if others:
             on_event(
                 f"other processes compute on the GPU ({', '.join(map(str, sorted(others)))}): times taken "
-                "beside them are marked as disturbed; stop them, or choose another GPU"
+                "while they run are marked as disturbed; stop them, or choose another GPU"
             )
 
-    def _arguments_for(self, found: FoundKernel) -> dict[str, object]:
-        """The backend's keyword arguments for a kernel."""
-        own = {"module": found.module, "name": found.tunable.name, "gpu_index": self._index_in_worker}
+    def _arguments_for(self, kernel: FoundKernel) -> dict[str, object]:
+        """Return the backend's keyword arguments for a kernel."""
+        own = {"module": kernel.module, "name": kernel.tunable.name, "gpu_index": self._index_in_worker}
         return own if self._arguments is None else self._arguments
 
-    def turn_to(self, found: FoundKernel, strikes: Strikes) -> None:
+    def turn_to(self, kernel: FoundKernel, strikes: Strikes) -> None:
         """Measure another kernel from here on: see `aot_tune.tuner.measure.request.Session`."""
         self._strikes = strikes
-        self._pace = self._paces.setdefault(found.tunable.name, Pace())
-        self._supervisor.turn_to(self._arguments_for(found))
-        self._lock.say(f"tuning {found.tunable.name}")
+        self._pace = self._paces.setdefault(kernel.tunable.name, Pace())
+        self._supervisor.turn_to(self._arguments_for(kernel))
+        self._lock.set_purpose(f"tuning {kernel.tunable.name}")
 
     def prepare(self) -> None:
-        """Let the worker's process start and import what takes long; it touches no GPU yet."""
+        """Let the worker's process start and import large modules; it touches no GPU yet."""
         self._supervisor.prepare()
 
     def __enter__(self) -> MeasureSession:
@@ -133,7 +133,7 @@ class MeasureSession:
         self._lock.release()
 
     def interrupt(self) -> None:
-        """End what is being measured, called by another thread until the measuring one has ended.
+        """End the measurement; called from another thread until the measuring thread has ended.
 
         The measuring thread gets a `aot_tune.tuner.measure.supervise.MeasuringStopped`, and nothing is
         blamed.
@@ -142,18 +142,18 @@ class MeasureSession:
 
     @property
     def spent(self) -> Spent:
-        """What all requests so far took."""
+        """Time spent on all requests so far."""
         return replace(self._spent, start_s=self._supervisor.start_s, open_s=self._supervisor.open_s)
 
-    # What is measured on ------------------------------------------------------------------------------------
+    # The GPU ------------------------------------------------------------------------------------------------
 
     def identity(self) -> dict[str, str]:
-        """The conditions without which times cannot be compared: GPU, driver, compiler, way of timing."""
+        """Return the conditions under which times compare: GPU, driver, compiler, way of timing."""
         compiler = cutile.compiler_version() or ""
         return {**self._gpu, "cuda_tile": cutile.version(), "tileiras": compiler, "timing": TIMING}
 
     def device(self) -> Device:
-        """The GPU as grids are computed for it; starts the worker."""
+        """Return the GPU as grids are computed for it; starts the worker."""
         device = self._supervisor.ask("device")
         if not isinstance(device, Device):
             raise WorkerDied(None, "", f"described its GPU as {device!r:.80}")
@@ -162,7 +162,7 @@ class MeasureSession:
     # Measuring ----------------------------------------------------------------------------------------------
 
     def answer(self, request: Request, on_outcome: OnOutcome = ignore) -> list[Outcome]:
-        """Do what is asked: see `aot_tune.tuner.measure.request.Session`."""
+        """Execute a request: see `aot_tune.tuner.measure.request.Session`."""
         if isinstance(request, Finals):
             return self._finals(request, on_outcome)
         if isinstance(request, Recheck) and not self._supervisor.unused:
@@ -199,7 +199,7 @@ class MeasureSession:
     def _run(
         self, request: Request, on_outcome: OnOutcome, number: int | None = None
     ) -> dict[Config, Outcome | None]:
-        """Run the trials of a request, or of one round, until each has an outcome, whatever happens."""
+        """Run the trials of a request, or of one round, until each has an outcome."""
         run = TrialRun(request, self._strikes, self._pace, on_outcome, number=number)
         try:
             while run.pending:

@@ -1,6 +1,6 @@
-"""Keep a measuring worker alive: start it, prove the GPU with a canary, open a problem, replace it.
+"""Keep a measuring worker alive: start it, run the canary, open a problem, replace it.
 
-Runs in the tuner's own process, which never creates a CUDA context. Does not know what a trial is.
+Runs in the tuner's own process, which never creates a CUDA context. Handles no trials.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from aot_tune.tuner.process.worker import START_SECONDS, RemoteError, Worker, Wo
 from aot_tune.values.problem import Problem
 
 _TARGET = "aot_tune.tuner.measure.worker.runner:TrialRunner"
-"""What lives in a worker."""
+"""The object in a worker, ``package.module:Class``."""
 
 _WRONG_FROM_THE_START = {"DeclarationError": DeclarationError, "UsageError": UsageError}
-"""Errors of the child that a fresh child would meet as well, on every problem. They are raised here under
-their own type. An `aot_tune.errors.ArgumentsError` is none of them."""
+"""Errors of the child that a fresh child would raise as well, on every problem; raised here with their own
+type. An `aot_tune.errors.ArgumentsError` is none of them."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -36,24 +36,23 @@ class Limits:
     """Longest time for making a problem's arguments and references, seconds."""
 
     config_s: float = 30.0
-    """Longest silence while one config is verified and timed, seconds. A search measures for 5 s at most; the
-    rest is for a compilation where no cubin was given."""
+    """Longest silence while one config is verified and timed, seconds. A search measures for 5 s at most, a
+    compilation without a given cubin takes the rest."""
 
     least_s: float = 5.0
-    """Least such limit where it follows from the other configs of the problem, seconds: the first launch in a
-    fresh worker loads the config's module and torch's own, which took up to 2 s on a busy host."""
+    """Least limit on a silence that is derived from the problem's other configs, seconds. The first launch
+    in a fresh worker loads the config's module and torch's own, which took up to 2 s on a busy host."""
 
     recoveries: int = 3
-    """Number of workers in a row that may fail to start or to pass the canary; then the GPU is lost. It is
-    also the number of workers in a row that may fail on one problem before they run a trial; then the problem
-    fails."""
+    """Number of workers in a row that may fail to start or to pass the canary before the GPU is lost. As many
+    may fail on one problem before they run a trial; then the problem fails."""
 
     pause_s: float = 3.0
-    """Pause before a problem that did not fit into a fresh worker's memory is tried once more, seconds: the
+    """Pause before another try of a problem that did not fit into a fresh worker's memory, seconds. The
     memory of a killed process is not free at once."""
 
     patience_s: float = 60.0
-    """Longest wait for throttling or another process to end, in the whole life of one worker, seconds."""
+    """Longest total wait of one worker for throttling or another process to end, seconds."""
 
 
 class GpuLostError(TuneError):
@@ -61,7 +60,7 @@ class GpuLostError(TuneError):
 
 
 class MeasuringStopped(Exception):
-    """Another thread stopped this measuring (`Supervisor.interrupt`); nothing is to blame."""
+    """Another thread stopped the measurement (`Supervisor.interrupt`); nothing is to blame."""
 
 
 class ProblemFailedError(TuneError):
@@ -75,7 +74,7 @@ class ProblemFailedError(TuneError):
     def __init__(self, problem: Problem, reason: str) -> None:
         self.problem, self.reason = problem, reason
         super().__init__(
-            f"{problem} cannot be measured, while the GPU is well: {reason}. Look at make_args and reference "
+            f"{problem} cannot be measured, while the GPU works: {reason}. Check make_args and reference "
             "for this problem, or leave it out"
         )
 
@@ -104,14 +103,14 @@ class Supervisor:
         self._on_event = on_event
         self._worker: Worker | None = None
         self._spare: Worker | None = None
-        """A process that has imported what takes long, and waits to be the next worker."""
+        """The next worker's process, which has imported large modules and waits."""
         self._turned = True
-        """Whether the worker was started for the present kernel, or told of it."""
+        """Whether the worker was started for the present kernel or has turned to it."""
         self._open: tuple[Problem, tuple[int, ...]] | None = None
         self._lost: list[str] = []
-        """Why workers in a row failed to start or to pass the canary."""
+        """Reasons why workers in a row failed to start or to pass the canary."""
         self._broken: list[str] = []
-        """Why workers in a row broke on a problem before they ran a trial."""
+        """Reasons why workers in a row broke on a problem before they ran a trial."""
         self._broken_on: Problem | None = None
         self.start_s = self.open_s = 0.0
         """Time spent so far on starts of workers and on making problems' arguments, seconds."""
@@ -147,7 +146,7 @@ class Supervisor:
             if short is None:
                 self._open = (problem, tuple(seeds))
                 return worker
-            if used:  # what lay there before took the memory
+            if used:  # earlier allocations took the memory
                 self.replace(f"out of memory for {problem}")
                 continue
             self.discard(problem, short)
@@ -165,7 +164,7 @@ class Supervisor:
         self._open = self._broken_on = None
 
     def _turns(self, worker: Worker) -> bool:
-        """Tell a worker of the present kernel; one that cannot go on with it is replaced."""
+        """Turn a worker to the present kernel; replace it where it cannot."""
         began = time.monotonic()
         try:
             worker.request("turn_to", {"arguments": self._init["arguments"]}, self._limits.start_s)
@@ -197,7 +196,7 @@ class Supervisor:
                     raise GpuLostError(
                         f"{len(self._lost)} fresh workers in a row could not use the GPU: "
                         f"{'; '.join(self._lost)}. All results so far are kept; check the GPU (nvidia-smi), "
-                        "then give the same command to go on"
+                        "then run the same command again to continue"
                     ) from error
             else:
                 self._lost.clear()
@@ -206,7 +205,7 @@ class Supervisor:
                 self.start_s += time.monotonic() - began
 
     def prepare(self) -> None:
-        """Let the next worker import what takes long while the present one works. It touches no GPU yet."""
+        """Let the next worker import large modules meanwhile. It touches no GPU yet."""
         if self._spare is None and not self._stopped:
             module, _, _ = str(self._init["backend"]).partition(":")
             self._spare = self._waiting(module)
@@ -215,7 +214,7 @@ class Supervisor:
         return Worker(_TARGET, environment=self._environment, imports=imports, waits=True)
 
     def interrupt(self) -> None:
-        """Stop what runs here; called by another thread, again and again until this one has ended.
+        """Stop the worker; called from another thread, repeatedly until this one has ended.
 
         Once is not enough, because a worker may be started at this moment.
         """
@@ -224,7 +223,7 @@ class Supervisor:
             worker.interrupt()
 
     def check(self) -> None:
-        """Raise where this was stopped.
+        """Raise if the supervisor was stopped.
 
         Raises:
             MeasuringStopped: `interrupt` was called: a worker that died is not to blame, nor is its config.
@@ -233,7 +232,7 @@ class Supervisor:
             raise MeasuringStopped
 
     def ask(self, method: str) -> Any:
-        """Send a request that runs no trial to a ready worker, and return its answer."""
+        """Send a ready worker a request without trials, and return its answer."""
         return self.ready().request(method, {}, self._limits.canary_s)
 
     def worked(self) -> None:
@@ -252,7 +251,7 @@ class Supervisor:
         Raises:
             ProblemFailedError: It was the last of `Limits.recoveries` in a row, and the next passes the
                 canary.
-            GpuLostError: The next workers do not pass it.
+            GpuLostError: The next workers fail the canary.
         """
         self.replace(f"{problem}: {reason}")
         if problem != self._broken_on:
@@ -260,11 +259,11 @@ class Supervisor:
         self._broken.append(reason)
         if len(self._broken) >= self._limits.recoveries:
             self._broken.clear()
-            self.ready()  # the canary tells whether the GPU or the problem is to blame
+            self.ready()  # the canary decides whether the GPU or the problem is to blame
             raise ProblemFailedError(problem, reason)
 
     def close(self) -> None:
-        """Kill the worker, and the process that would be the next."""
+        """Kill the worker and the waiting process."""
         self._kill()
         spare, self._spare = self._spare, None
         if spare is not None:

@@ -1,4 +1,4 @@
-"""Run the trials of a request until each has an outcome, and blame the right one for a hang or a crash.
+"""Run the trials of a request until each has an outcome, and blame hangs and crashes.
 
 Runs in the tuner's own process. The docstring of `aot_tune.tuner.measure.session` states the rules.
 """
@@ -29,15 +29,15 @@ from aot_tune.values.config import Config
 
 
 class TrialRun:
-    """The trials of a request: which have an outcome, which are left, and which one is running.
+    """The trials of a request: their outcomes, the pending configs and the running config.
 
     Args:
-        request: What is asked; the trials run in the order of its configs, those that faulted before last.
-        strikes: The kernel's faults so far; struck configs are not run.
-        pace: How long other configs took.
+        request: The request; trials run in the order of its configs, configs that faulted before last.
+        strikes: The kernel's faults so far; excluded configs are not run.
+        pace: The silences of other configs.
         on_outcome: Receives each outcome as soon as it is final, and before it each provisional time.
-        number: The number of a round of finals, which is reported with its outcomes; provisional times are
-            not.
+        number: The number of a round of finals, which is reported with its outcomes. Provisional times of a
+            round are not reported.
     """
 
     def __init__(
@@ -58,7 +58,7 @@ class TrialRun:
         self._seeds = request.seeds if isinstance(request, Recheck) else SEEDS
         self._launches = request.launches if isinstance(request, Recheck) else 0
         self.outcomes: dict[Config, Outcome | None] = {}
-        """The outcomes so far; None for a config that was only verified, and is right."""
+        """The outcomes so far; None for a config that was only verified and is correct."""
         self.pending: list[Config] = []
         """The configs without an outcome, in the order to run them."""
         self.conditions: list[Conditions] = []
@@ -67,20 +67,20 @@ class TrialRun:
         """Time spent verifying, seconds."""
         self._known = dict(request.known) if isinstance(request, Measure) else {}
         self._doubted: list[Config] = []
-        """Configs whose result was wrong, to be run once more in a fresh worker."""
+        """Configs with a wrong result, to run once more in a fresh worker."""
         self._again: set[Config] = set()
-        """Those that run there now."""
+        """Configs that run there now."""
         self._careful = False
         self._running: Config | None = None
         self._heard_at = 0.0
         self._silence = 0.0
         self._disturbed: dict[Config, str] = {}
         for config in sorted(self._cubins, key=strikes.suspect):
-            struck = strikes.struck(config)
-            if struck is None:
+            failure = strikes.struck(config)
+            if failure is None:
                 self.pending.append(config)
             else:
-                self.finish(config, struck)
+                self.finish(config, failure)
 
     def attempt(self, supervisor: Supervisor, limits: Limits) -> None:
         """Run all pending configs in one worker, until the last or until the worker breaks."""
@@ -117,19 +117,19 @@ class TrialRun:
         return Trial(config=config, cubin=self._cubins[config], launches=launches)
 
     def _limit_s(self, limits: Limits) -> float:
-        """The longest silence that is allowed now; one that compiles in the worker gets the whole limit."""
+        """Return the longest silence allowed now. A compilation in the worker gets the whole limit."""
         if self._running is None or self._cubins[self._running] is None:
             return limits.config_s
         return self._pace.limit_s(self._problem, limits)
 
     def _answered(self, states: object) -> None:
-        """Take in the answer to a request, after which nothing may be left to run."""
+        """Check the answer to a request, after which no config may be pending."""
         if self.pending:
-            raise _Interrupted("fault", "the worker ended its answer before all was run")
+            raise _Interrupted("fault", "the worker answered before all configs ran")
         if states is None:
             return
         if not (isinstance(states, list) and [type(state) for state in states] == [GpuState, GpuState]):
-            raise _Interrupted("fault", "the worker answered something else than two states of the GPU")
+            raise _Interrupted("fault", "the worker's answer is not two states of the GPU")
         before, after = states
         self.conditions.append(
             Conditions(problem=self._problem, before=before, after=after, disturbed=self._disturbed)
@@ -152,12 +152,12 @@ class TrialRun:
         elif isinstance(message, Done) and self._running is not None:
             self._done(self._running, message)
         else:
-            raise _Interrupted("fault", f"the worker said what it should not: {message!r:.200}")
+            raise _Interrupted("fault", f"unexpected message from the worker: {message!r:.200}")
 
     def _done(self, config: Config, message: Done) -> None:
         outcome = message.outcome
         if outcome is not None and outcome.config != config:
-            raise _Interrupted("fault", f"the worker said what it should not: {message!r:.200}")
+            raise _Interrupted("fault", f"unexpected message from the worker: {message!r:.200}")
         if isinstance(outcome, Failure) and outcome.stage == "memory":
             raise _Interrupted("memory", outcome.message)
         self._running = None
@@ -174,19 +174,19 @@ class TrialRun:
             self.finish(config, outcome)
 
     def _doubt(self, config: Config) -> bool:
-        """Whether a wrong result must be confirmed: once for a config, in a fresh worker.
+        """Return whether a wrong result must be confirmed: once for a config, in a fresh worker.
 
-        What found it may be to blame: memory that another config damaged unseen. Elsewhere that memory is
-        another one, and the damage would not come again.
+        Another config may have damaged the memory of the check unseen. A fresh worker has other memory, where
+        the damage does not recur.
         """
         return config not in self._again and config not in self._strikes.wrong
 
     def _broke(
         self, supervisor: Supervisor, stage: Stage, message: str, *, silent_s: float | None = None
     ) -> None:
-        """Replace a broken worker and blame the config that it was running, which has one more try."""
+        """Replace a broken worker and blame its running config, which has one more try."""
         supervisor.check()
-        self.pending += self._doubted  # what was wrong before the worker broke runs in the next one
+        self.pending += self._doubted  # configs that were wrong before the worker broke run in the next one
         self._again |= set(self._doubted)
         self._doubted = []
         config = self._running
@@ -197,7 +197,7 @@ class TrialRun:
         supervisor.replace(f"{config}: {message}")
         hopeless = silent_s is not None and self._hopeless(config, silent_s)
         if not hopeless and self._strikes.pardon(self._problem, config, stage):
-            self._known.pop(config, None)  # it has to pass all that it passed before
+            self._known.pop(config, None)  # it has to pass all checks again
             self.pending.remove(config)
             self.pending.insert(0, config)
             return
@@ -209,7 +209,7 @@ class TrialRun:
         return self._cubins[config] is not None and self._pace.hopeless(self._problem, silent_s)
 
     def finish(self, config: Config, outcome: Outcome | None) -> None:
-        """Record a config's outcome; it is not run again here."""
+        """Record a config's outcome; the config is not run again in this request."""
         self.outcomes[config] = outcome
         self._known.pop(config, None)
         if config in self.pending:
@@ -225,7 +225,7 @@ class TrialRun:
 
 
 def _method(request: Request) -> tuple[str, dict[str, object]]:
-    """The method of `aot_tune.tuner.measure.worker.runner.TrialRunner`, and arguments that it alone has."""
+    """Return the method of the worker's ``TrialRunner``, and the arguments that only it takes."""
     match request:
         case Measure():
             return "measure", {"least_us": request.least_us}

@@ -1,1 +1,1 @@
-"""Planning a sweep: the candidates of each problem, the model that ranks them, the shortlist to measure."""
+"""Plan a sweep: candidates, the model that ranks them, the shortlist to measure."""

@@ -1,4 +1,4 @@
-"""Plan a sweep: each problem's candidates on one arch, each compilation once. Compiles and runs nothing."""
+"""Plan a sweep's candidates and compilations on one arch. Compiles and runs nothing."""
 
 from __future__ import annotations
 
@@ -50,14 +50,14 @@ class ProblemPlan:
     """The config of the present table's entry, where it may still run; the second candidate."""
 
     candidates: tuple[Config, ...]
-    """All configs that `legal` and the device's limits admit, each once."""
+    """All configs that pass `legal` and the device's limits, each once."""
 
     refused: tuple[Failure, ...]
     """The other configs of the search space: a rule refuses them (``legal``), or ``grid_fn`` fails for them
     (``launch``)."""
 
     jobs: Mapping[Config, CompileJob]
-    """The compilation that each candidate needs; many candidates share one."""
+    """The compilation of each candidate; many candidates share a compilation."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -72,25 +72,25 @@ class SweepPlan:
 
     @property
     def jobs(self) -> tuple[CompileJob, ...]:
-        """Every compilation once, beginning with those of the first problem."""
-        each = {job.key: job for problem in self.problems for job in problem.jobs.values()}
-        return tuple(each.values())
+        """Every compilation once, the first problem's compilations first."""
+        jobs = {job.key: job for problem in self.problems for job in problem.jobs.values()}
+        return tuple(jobs.values())
 
 
 class DeviceKernel:
-    """A declaration on one arch and device. Answers what a config needs there, and caches expensive answers.
+    """A declaration on one arch and device. Caches expensive results.
 
     Args:
-        found: The declaration and its module.
+        kernel: The declaration and its module.
         arch: The target.
-        device: The GPU whose limits and counts hold; the arch's reference device when None.
+        device: The GPU whose limits and counts apply; the arch's reference device when None.
 
     Raises:
         TuneError: There is no compiler here.
     """
 
-    def __init__(self, found: FoundKernel, arch: Arch, device: Device | None = None) -> None:
-        self.found, self.tunable, self.arch = found, found.tunable, arch
+    def __init__(self, kernel: FoundKernel, arch: Arch, device: Device | None = None) -> None:
+        self.declared, self.tunable, self.arch = kernel, kernel.tunable, arch
         self.device = device or Device.reference(arch)
         compiler = cutile.compiler_version()
         if compiler is None:
@@ -102,7 +102,7 @@ class DeviceKernel:
         self._signatures: dict[Hashable, str] = {}
 
     def job(self, problem: Problem, config: Config) -> CompileJob:
-        """The compilation that a config needs on a problem."""
+        """Return the compilation of a config on a problem."""
         args = self.kernel_args(problem, config)
         described = (config.kernel, *(_described(arg) for arg in args))
         if described not in self._signatures:  # 0.7 ms each, and hints alone do not change it
@@ -116,7 +116,7 @@ class DeviceKernel:
         parts = [*self._versions, str(self.arch), signature, sorted(config.hints.items())]
         return CompileJob(
             key=hashlib.sha256(json.dumps(parts).encode()).hexdigest(),
-            module=self.found.module,
+            module=self.declared.module,
             name=self.tunable.name,
             kernel=config.kernel,
             signature=signature,
@@ -125,7 +125,7 @@ class DeviceKernel:
         )
 
     def launch_key(self, problem: Problem, config: Config) -> Hashable:
-        """A launch without its machine code: the grid, and the arguments that are not constants."""
+        """Return a launch without its machine code: the grid and the arguments except constants."""
         constants = set(self.tunable.constants_of(config.kernel))
         names = [name for name, _ in cutile.parameters(self.tunable.kernel_of(config))]
         passed = zip(names, self.kernel_args(problem, config), strict=True)
@@ -135,7 +135,7 @@ class DeviceKernel:
         )
 
     def launched(self, problem: Problem, config: Config) -> Launched:
-        """The facts that the model needs; for a kernel without `work` only the memory that it moves."""
+        """Return the model's facts of a launch; without `work` only the memory that it moves."""
         tunable = self.tunable
         named = zip(tunable.parameters, self.launch_args(problem), strict=False)
         # Tensors through which blocks communicate (`reset`) stay in the L2 cache and are far smaller than it.
@@ -146,18 +146,18 @@ class DeviceKernel:
             return Launched(work=Work(), tiles=1, blocks=1, ctas=1, memory_bytes=memory_bytes)
         blocks = math.prod(self.grid(problem, config))
         return Launched(
-            work=self._asked("work", problem, config),
-            tiles=self._asked("tiles", problem, config) if tunable.tiles is not None else blocks,
+            work=self._called("work", problem, config),
+            tiles=self._called("tiles", problem, config) if tunable.tiles is not None else blocks,
             blocks=blocks,
             ctas=config.hints.get("num_ctas", 1),
             memory_bytes=memory_bytes,
         )
 
     def derived(self, problem: Problem, config: Config) -> Launched:
-        """The facts of a kernel without `work`, by the sizes of its arguments.
+        """Return the facts of a kernel without `work`, derived from the sizes of its arguments.
 
-        Each block is taken to load its share of all that the kernel reads once, and to store its share of
-        what it writes. That is wrong of a product, whose blocks read the same operands: see `counted`.
+        Each block is assumed to load and to store an equal share of the kernel's inputs and outputs. That is
+        wrong for a product, whose blocks read the same operands: see `counted`.
         """
         tunable, launched = self.tunable, self.launched(problem, config)
         named = dict(zip(tunable.parameters, self.launch_args(problem), strict=False))
@@ -165,7 +165,7 @@ class DeviceKernel:
         store_bytes = float(sum(_bytes(arg) for arg in flat(written)))
         produced = sum(_bytes(arg) for arg in flat([named[name] for name in tunable.output_names]))
         blocks = math.prod(self.grid(problem, config))
-        tiles = self._asked("tiles", problem, config) if tunable.tiles is not None else blocks
+        tiles = self._called("tiles", problem, config) if tunable.tiles is not None else blocks
         return Launched(
             work=Work(
                 load_bytes=max(launched.memory_bytes - produced, 0.0) / tiles, store_bytes=store_bytes / tiles
@@ -177,10 +177,10 @@ class DeviceKernel:
         )
 
     def counted(self, problem: Problem, config: Config) -> Launched:
-        """The facts of a kernel without `work`, by following the code of a few blocks.
+        """Return the facts of a kernel without `work`, by following the code of a few blocks.
 
         Raises:
-            NotCountedError: The code needs what is known at a launch alone.
+            NotCountedError: The code needs values that are known only at a launch.
         """
         if (problem, config) not in self._counted:
             kernel, args = self.tunable.kernel_of(config), self.kernel_args(problem, config)
@@ -188,19 +188,19 @@ class DeviceKernel:
                 self._counted[problem, config] = count_blocks(kernel, args, self.grid(problem, config))
             except NotCountedError as error:
                 self._counted[problem, config] = error
-        found = self._counted[problem, config]
-        if isinstance(found, NotCountedError):
-            raise found
+        counts = self._counted[problem, config]
+        if isinstance(counts, NotCountedError):
+            raise counts
         launched, blocks = self.launched(problem, config), math.prod(self.grid(problem, config))
-        tiles = self._asked("tiles", problem, config) if self.tunable.tiles is not None else blocks
+        tiles = self._called("tiles", problem, config) if self.tunable.tiles is not None else blocks
         per_tile = blocks / tiles
-        steps = max(1, round(found.steps * per_tile))
+        steps = max(1, round(counts.steps * per_tile))
         return Launched(
             work=Work(
                 steps=steps,
-                flops=found.flops * per_tile / steps,
-                load_bytes=found.load_bytes * per_tile / steps,
-                store_bytes=found.store_bytes * per_tile,
+                flops=counts.flops * per_tile / steps,
+                load_bytes=counts.load_bytes * per_tile / steps,
+                store_bytes=counts.store_bytes * per_tile,
             ),
             tiles=tiles,
             blocks=blocks,
@@ -209,17 +209,17 @@ class DeviceKernel:
         )
 
     def grid(self, problem: Problem, config: Config) -> tuple[int, ...]:
-        """The grid of a launch on this device."""
+        """Return the grid of a launch on this device."""
         return self.tunable.grid(config, self.device, problem)
 
     def default(self, problem: Problem) -> Config:
-        """The declared default. It is asked for once, because all steps must mean the same config."""
+        """Return the declared default, computed once so that all steps use the same config."""
         if problem not in self._defaults:
             self._defaults[problem] = self.tunable.default_config(self.arch, problem)
         return self._defaults[problem]
 
     def failure(self, problem: Problem, config: Config) -> Failure | None:
-        """Why a config may not run a problem on this device: a rule refuses it, or its grid fails."""
+        """Return why a config may not run a problem on this device: a rule refuses it, or its grid fails."""
         reason = self.tunable.refusal(config, self.arch, problem) or self.device.refusal(
             config.hints.get("occupancy", 1)
         )
@@ -227,9 +227,9 @@ class DeviceKernel:
             return Failure(config=config, stage="legal", message=reason)
         try:
             grid = self.grid(problem, config)
-        except LaunchError as error:  # this GPU is smaller than the arch's others
+        except LaunchError as error:  # this GPU is smaller than other GPUs of the arch
             return Failure(config=config, stage="legal", message=str(error))
-        except Exception as error:  # the author's code fails for this config alone, else the default says so
+        except Exception as error:  # the author's code; it succeeded for the default
             raised = described(error, self.tunable.grid_fn)
             return Failure(config=config, stage="launch", message=f"grid_fn raised {raised}")
         if not is_grid(grid):
@@ -238,7 +238,7 @@ class DeviceKernel:
         return None
 
     def kernel_args(self, problem: Problem, config: Config, seed: int = _SEED) -> tuple[Any, ...]:
-        """The kernel's arguments as tensors without storage.
+        """Return the kernel's arguments as tensors without storage.
 
         Raises:
             DeclarationError: `args_fn` raises.
@@ -247,29 +247,29 @@ class DeviceKernel:
             return tuple(self.tunable.args_fn_on(self.device)(config, *self.launch_args(problem, seed)))
         except AotTuneError:
             raise
-        except Exception as error:  # the author's code: whatever it raises says that the declaration is wrong
+        except Exception as error:  # the author's code: any error of it means a wrong declaration
             raise DeclarationError(
                 f"{self.tunable.name}: args_fn for {config} on {problem} raised "
                 f"{described(error, self.tunable.args_fn)}"
             ) from error
 
-    def _asked(self, name: str, problem: Problem, config: Config) -> Any:
-        """Call `work` or `tiles` and check the answer: until now only the default's was checked."""
-        asked = getattr(self.tunable, name)
+    def _called(self, name: str, problem: Problem, config: Config) -> Any:
+        """Call `work` or `tiles` and check the result; so far only the default's was checked."""
+        function = getattr(self.tunable, name)
         where = f"{self.tunable.name}: {name} for {config} on {problem}"
         try:
-            answer = asked(config, problem)
+            result = function(config, problem)
         except Exception as error:
-            raise DeclarationError(f"{where} raised {described(error, asked)}") from error
-        wanted = Work if name == "work" else int
-        if not isinstance(answer, wanted):
+            raise DeclarationError(f"{where} raised {described(error, function)}") from error
+        expected = Work if name == "work" else int
+        if not isinstance(result, expected):
             raise DeclarationError(
-                f"{where} returned {answer!r:.200}; return {wanted.__name__} for all configs"
+                f"{where} returned {result!r:.200}; return {expected.__name__} for all configs"
             )
-        return answer
+        return result
 
     def launch_args(self, problem: Problem, seed: int = _SEED) -> tuple[Any, ...]:
-        """The launch arguments that `make_args` returns on device "meta".
+        """Return the launch arguments that `make_args` returns on device "meta".
 
         Raises:
             DeclarationError: `make_args` raises.
@@ -286,17 +286,17 @@ class DeviceKernel:
 
 
 def plan(
-    found: FoundKernel,
+    kernel: FoundKernel,
     arch: Arch,
     problems: Sequence[Problem],
     *,
     incumbent: Table | None = None,
     device: Device | None = None,
 ) -> SweepPlan:
-    """Plan which configs may run each problem, and what must be compiled for them.
+    """Plan the candidates of each problem and their compilations.
 
     Args:
-        found: The kernel and its module.
+        kernel: The kernel and its module.
         arch: The target.
         problems: The problems, as a rule at their buckets' edges.
         incumbent: The present table, whose entries' configs are candidates too.
@@ -304,16 +304,14 @@ def plan(
 
     Raises:
         TuneError: There is no compiler here, or no config of a problem may run.
-        DeclarationError: A function of the declaration raises; the message says which.
+        DeclarationError: A function of the declaration raises; the message names it.
     """
-    kernel = DeviceKernel(found, arch, device)
-    return SweepPlan(
-        kernel=kernel, problems=tuple(_planned(kernel, problem, incumbent) for problem in problems)
-    )
+    here = DeviceKernel(kernel, arch, device)
+    return SweepPlan(kernel=here, problems=tuple(_planned(here, problem, incumbent) for problem in problems))
 
 
 def plan_only(kernel: DeviceKernel, problem: Problem, configs: Sequence[Config]) -> ProblemPlan:
-    """Plan one problem with its default and some configs, of which those that may not run are left out."""
+    """Plan one problem with its default and those of some configs that may run."""
     tunable, arch = kernel.tunable, kernel.arch
     default, space = kernel.default(problem), set(tunable.space(arch, problem))
     wanted = dict.fromkeys([default, *(config for config in configs if config in space)])
@@ -365,7 +363,7 @@ def _bytes(value: Any) -> int:
 
 
 def _described(value: Any) -> Hashable:
-    """All facts of a runtime argument that a launch reads, as one value."""
+    """Return a runtime argument's properties that a launch reads, as one value."""
     if isinstance(value, list | tuple):
         return tuple(map(_described, value))
     if hasattr(value, "stride") and hasattr(value, "dtype"):

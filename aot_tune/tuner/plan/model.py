@@ -1,15 +1,15 @@
 """Predict a candidate's time from the declaration and the cubin. Pure: runs and measures nothing.
 
-There is one model for every kernel and arch. It predicts the time that the busiest multiprocessor takes for
-the tiles it runs one after another. That is their number (by waves, and by the residency that registers and
-shared memory allow), times the steps of the inner loop, times the slowest of
+There is one model for every kernel and arch. It predicts the time of the busiest multiprocessor for its
+sequence of tiles. That is their number (by waves, and by the residency that registers and shared memory
+allow), times the steps of the inner loop, times the slowest of
 
 - the tensor unit, shared by all resident blocks;
 - one block's serial chain: its own tensor time, the waits of a loop that is not pipelined, a cluster's cost;
 - shared-memory traffic of the tensor unit, and the issue of the loop's other instructions;
 - loads: bytes at the second-level cache's rate, or their latency over the pipeline's depth;
 
-plus an epilogue for each tile. It is never below the time in which the memory moves all arguments once. The
+plus an epilogue for each tile. It is never less than the memory's time to move all arguments once. The
 costs below are cycles of one multiprocessor. They were fitted to an exhaustive sweep of an H200 and rounded:
 the model's form matters, their exact values hardly do.
 """
@@ -26,14 +26,13 @@ from aot_tune.nvidia.sass import Loop
 from aot_tune.values.device import Device
 
 LAUNCH_US = 10.0
-"""From the launch to the first useful byte, the L2 cache flushed before, microseconds."""
+"""Time from the launch to the first useful byte after an L2 flush, microseconds."""
 
 WAIT_CYCLES = 50.0
-"""One wait until the tensor unit has drained; a loop that is not pipelined waits at least once in each
-step."""
+"""One wait until the tensor unit has drained. A loop without a pipeline waits at least once in each step."""
 
 PIPELINED_WAIT_CYCLES = 10.0
-"""The rest of such a wait where the next step's matrix operations are already queued."""
+"""One wait where the next step's matrix operations are already queued."""
 
 STEP_CYCLES = 40.0
 """Barriers and addresses of a step, on its serial chain."""
@@ -60,10 +59,10 @@ SHARED_BYTES_PER_CYCLE = 80.0
 """Rate at which the tensor unit reads shared memory, bank conflicts included; it is 128 without them."""
 
 ROWS_PER_READ = 64.0
-"""Rows of the result that one reading of the second operand from shared memory serves, 2 bytes an element."""
+"""Rows of the result per read of the second operand from shared memory, at 2 bytes an element."""
 
 ROWS_PER_READ_TENSOR_MEMORY = 128.0
-"""The same on sm_100 to sm_110, whose matrix operations take 128 rows at a time."""
+"""`ROWS_PER_READ` on sm_100 to sm_110, whose matrix operations take 128 rows at a time."""
 
 EPILOGUE_CYCLES = 2000.0
 """Filling the pipeline before a tile and draining it after."""
@@ -86,7 +85,7 @@ class Launched:
     """Number of tiles of the problem."""
 
     blocks: int
-    """Number of clusters in the grid; fewer than tiles where the kernel is persistent."""
+    """Number of clusters in the grid; less than `tiles` where the kernel is persistent."""
 
     ctas: int
     """Number of blocks that share a tile as a cluster."""
@@ -96,7 +95,7 @@ class Launched:
 
 
 def residency(device: Device, resources: Resources) -> int:
-    """Number of blocks that one multiprocessor holds at a time; 0 where not even one fits."""
+    """Return number of blocks that one multiprocessor holds at a time; 0 where not even one fits."""
     if resources.shared_bytes > device.shared_memory_per_block:
         return 0
     threads = max(resources.threads, 1)
@@ -114,11 +113,11 @@ spilling."""
 
 
 def spills(resources: Resources, loop: Loop | None) -> bool:
-    """Whether spilled registers cost time: those of the inner loop, or any where no loop is known.
+    """Return whether spilled registers cost time.
 
-    A few bytes of stack outside of the loop cost little: on an H200 such configs won 2 of 27 matmul problems.
-    The same holds for a few accesses in a long loop: of attention_decode's first code, a config with 6 of
-    them in 1025 instructions won 15 of 68 problems.
+    They do in the inner loop, and anywhere if no loop is known. A few bytes of stack outside of the loop cost
+    little: on an H200 such configs won 2 of 27 matmul problems. A few accesses in a long loop cost little
+    too: in attention_decode's first code, a config with 6 of them in 1025 instructions won 15 of 68 problems.
     """
     if loop is None:
         return resources.stack_bytes > 0
@@ -126,44 +125,43 @@ def spills(resources: Resources, loop: Loop | None) -> bool:
 
 
 def predict_us(launched: Launched, device: Device, resources: Resources | None, loop: Loop | None) -> float:
-    """Predicted time of one launch, microseconds.
+    """Predict the time of one launch, microseconds.
 
     Args:
         launched: The config on its problem.
         device: The GPU.
-        resources: The cubin's resources. Before it is compiled they are None, and one block on each
-            multiprocessor is assumed, which fills its shared memory.
-        loop: The cubin's inner loop; None assumes a plain one that waits once in each step.
+        resources: The cubin's resources. Before it is compiled they are None, and one block is assumed to
+            fill each multiprocessor's shared memory.
+        loop: The cubin's inner loop; None assumes a plain loop that waits once in each step.
     """
     groups = max(device.sm_count // launched.ctas, 1)
     blocks = max(min(launched.blocks, launched.tiles), 1)
     most = max(residency(device, resources), 1) if resources is not None else 1
     share = math.ceil(blocks / groups)
     resident = min(share, most)
-    one_after_another = math.ceil(share / most) * math.ceil(launched.tiles / blocks)
+    sequential = math.ceil(share / most) * math.ceil(launched.tiles / blocks)
     busy = min(blocks * launched.ctas, device.sm_count)
     per_sm = min(blocks * launched.ctas, device.sm_count * resident) / busy
     shared = resources.shared_bytes if resources is not None else device.shared_memory_per_block
     step = _step_cycles(launched, device, resident, per_sm, shared, loop)
     store = launched.work.store_bytes / launched.ctas
     epilogue = EPILOGUE_CYCLES + STORE_CYCLES_PER_BYTE * store * resident
-    cycles = one_after_another * (launched.work.steps * step + epilogue)
+    cycles = sequential * (launched.work.steps * step + epilogue)
     memory_us = launched.memory_bytes / (device.memory_gbps * 1e3)
     return LAUNCH_US + max(cycles / device.clock_mhz, memory_us)
 
 
 CAUTION = 4.0
-"""The factor by which `least_us` takes the memory to be faster than its datasheet says. Another product of
-the arch may have faster memory than the reference device, and loads that a mask leaves out count here: at
-twice the bandwidth the bound would be 85 % of a time that grouped_matmul takes on an H200, where few rows
-touch few of the experts."""
+"""Factor by which `least_us` assumes the memory to be faster than its datasheet. Another product of the arch
+may have faster memory than the reference device, and masked loads count here: at twice the bandwidth the
+bound would be 85 % of a time of grouped_matmul on an H200, where few rows touch few of the experts."""
 
 
 def least_us(launches: Iterable[Launched], device: Device) -> float:
-    """The least time that any of these launches can take, microseconds; a shorter one was not measured right.
+    """Return the least possible time of some launches, microseconds. A shorter time is a wrong measurement.
 
-    Each must bring what it loads from memory once, because the L2 cache is flushed before it: the bytes that
-    its tiles load, or all of its tensors where tiles load the same ones. What it writes may stay in the
+    Each launch must read its loads from memory once, because the L2 cache is flushed before it: the bytes
+    that its tiles load, or all of its tensors where tiles load the same data. Its stores may stay in the
     cache.
 
     Args:
@@ -183,7 +181,7 @@ def least_us(launches: Iterable[Launched], device: Device) -> float:
 def _step_cycles(
     launched: Launched, device: Device, resident: int, per_sm: float, shared: int, loop: Loop | None
 ) -> float:
-    """Cycles of one step of all resident blocks: the slowest of what they share and what each waits for."""
+    """Return the cycles of one step of all resident blocks: the slowest of the shared units and waits."""
     flops, loaded = launched.work.flops / launched.ctas, launched.work.load_bytes / launched.ctas
     tensor = flops / _flops_per_cycle(device)
     chain = tensor + STEP_CYCLES + (CLUSTER_CYCLES if launched.ctas > 1 else 0.0)
@@ -208,5 +206,5 @@ def _step_cycles(
 
 
 def _flops_per_cycle(device: Device) -> float:
-    """Matrix operations of one multiprocessor in one cycle."""
+    """Return the matrix operations of one multiprocessor in one cycle."""
     return device.tensor_tflops * 1e6 / (device.sm_count * device.clock_mhz)

@@ -1,4 +1,4 @@
-"""Choose the candidates of a problem to measure, by the compiler's report and the model's ranking. Pure."""
+"""Choose the candidates to measure, by the compiler's report and the model's ranking. Pure."""
 
 from __future__ import annotations
 
@@ -13,29 +13,29 @@ from aot_tune.tuner.plan.sizes import spread
 from aot_tune.values.config import Config
 
 MOST_CANDIDATES = 30
-"""Most candidates measured on one problem, default and incumbent included, unless all are asked for."""
+"""Most candidates measured on one problem, default and incumbent included, unless all are requested."""
 
 BEST_BY_MODEL = 20
-"""Number of the model's best candidates that are measured. On 27 matmul problems of an H200 the model's best
-8 of 96 were 0.3 % slower than the fastest, at worst 3 %."""
+"""Number of measured candidates from the top of the model's ranking. On 27 matmul problems of an H200 the
+model's best 8 of 96 were 0.3 % slower than the fastest, at worst 3 %."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Shortlist:
-    """The configs to measure on one problem, and the reasons why the other candidates are not among them."""
+    """The configs to measure on one problem, and the reasons for leaving out the other candidates."""
 
     configs: tuple[Config, ...]
     """The configs to measure: the default, the incumbent, then the model's best in its order."""
 
     twins: Mapping[Config, Config]
-    """Maps a config that launches the same as another to that other, which is measured for both."""
+    """Maps a config to the config with the same launch that is measured for both."""
 
     failures: tuple[Failure, ...]
     """The candidates that the compiler refuses, that do not fit or that spill."""
 
     predicted_us: Mapping[Config, float]
-    """The model's time of every candidate left, fastest first; empty where the model cannot rank the
-    space."""
+    """The model's time of every other candidate, microseconds, fastest first; empty where the model cannot
+    rank the space."""
 
 
 def shortlist(
@@ -45,19 +45,19 @@ def shortlist(
     *,
     exhaustive: bool = False,
 ) -> Shortlist:
-    """Choose what to measure on a problem.
+    """Choose the configs to measure on a problem.
 
     1. Configs that the compiler refused, that do not fit the device or that spill are left out. A spilling
        config stays when it is the default or the incumbent, or when no other config is left.
-    2. Of configs that launch the same machine code in the same way one is measured: the default, the
-       incumbent, or otherwise the one with the fewest and smallest hints.
+    2. Of configs with the same machine code and launch only one is measured: the default, the incumbent, or
+       otherwise the config with the fewest and smallest hints.
     3. The default, the incumbent and the model's best are kept.
 
     Args:
         kernel: The kernel on its arch and device.
         plan: The problem and its candidates.
         compiled: Job key to result, for all the problem's jobs.
-        exhaustive: Keep all that steps 1 and 2 leave.
+        exhaustive: Whether to keep all configs that pass steps 1 and 2.
     """
     failures, left = _judged(kernel, plan, compiled)
     twins = _twins(kernel, plan, left, compiled)
@@ -81,27 +81,30 @@ def shortlist(
 
 
 def is_ranked(kernel: DeviceKernel, plan: ProblemPlan) -> bool:
-    """Whether the model can rank this space: it compares tiles, not configs that differ in hints alone."""
+    """Return whether the model can rank this space.
+
+    The model compares tiles, not configs that differ only in hints.
+    """
     return kernel.tunable.work is not None and len({_constants(config) for config in plan.candidates}) > 1
 
 
 def lacks_work(kernel: DeviceKernel, plan: ProblemPlan) -> bool:
-    """Whether the model could rank this space if the kernel had `work`."""
+    """Return whether the model could rank this space if the kernel had `work`."""
     return kernel.tunable.work is None and len({_constants(config) for config in plan.candidates}) > 1
 
 
 def multiplies(plan: ProblemPlan, compiled: Mapping[str, CompileResult]) -> bool:
-    """Whether any code multiplies matrices in a loop, so that blocks read the same operands."""
+    """Return whether any code multiplies matrices in a loop; its blocks then share operands."""
     results = (compiled.get(job.key) for job in plan.jobs.values())
-    return any(one.loop is not None for one in results if isinstance(one, Compiled))
+    return any(result.loop is not None for result in results if isinstance(result, Compiled))
 
 
 def predictions(
     kernel: DeviceKernel, plan: ProblemPlan, configs: Sequence[Config], compiled: Mapping[str, CompileResult]
 ) -> dict[Config, float]:
-    """The model's time of each config, microseconds; empty where the model cannot rank the space.
+    """Return the model's time of each config, microseconds; empty where the model cannot rank the space.
 
-    The time of a config whose job is not in `compiled` is predicted from its tiles alone.
+    The time of a config whose job is not in `compiled` is predicted only from its tiles.
     """
     if not is_ranked(kernel, plan):
         return {}
@@ -121,7 +124,7 @@ def predictions(
 def _judged(
     kernel: DeviceKernel, plan: ProblemPlan, compiled: Mapping[str, CompileResult]
 ) -> tuple[tuple[Failure, ...], list[Config]]:
-    """The candidates that fail by the compiler's report, and those that are left, in the plan's order."""
+    """Return the failures by the compiler's report, and the other candidates in the plan's order."""
     failures: list[Failure] = []
     clean: list[Config] = []
     spilling: list[Config] = []
@@ -147,17 +150,17 @@ def _judged(
 
 
 def _too_large(result: Compiled) -> str:
-    held = result.resources
+    needs = result.resources
     return (
-        f"a block needs {held.shared_bytes} bytes of shared memory and {held.registers} registers for each "
-        f"of {held.threads} threads: it does not fit a multiprocessor"
+        f"a block needs {needs.shared_bytes} bytes of shared memory and {needs.registers} registers for each "
+        f"of {needs.threads} threads: it does not fit a multiprocessor"
     )
 
 
 def _twins(
     kernel: DeviceKernel, plan: ProblemPlan, configs: Sequence[Config], compiled: Mapping[str, CompileResult]
 ) -> dict[Config, Config]:
-    """Map each config that launches the same as another to that other, which is measured for both."""
+    """Map each config to the config with the same launch that is measured for both."""
     groups: dict[Hashable, list[Config]] = {}
     for config in configs:
         result = compiled[plan.jobs[config].key]
@@ -172,7 +175,7 @@ def _twins(
 
 
 def _simplicity(plan: ProblemPlan) -> Callable[[Config], tuple[object, ...]]:
-    """A sort key whose smallest config is measured for its equals; ties go to the plan's order."""
+    """Return a sort key: the smallest config is measured for its twins; the plan's order breaks ties."""
     place = {config: at for at, config in enumerate(plan.candidates)}
 
     def rank(config: Config) -> tuple[object, ...]:

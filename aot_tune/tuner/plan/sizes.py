@@ -1,7 +1,7 @@
 """Choose the sizes to measure inside a bucket, and evenly spread items of a sequence. Pure.
 
-A sweep begins with the edge and the sizes of `sizes_inside`, then adds one size after another where the rule
-inside a bucket is worst (`next_size`), until it is good everywhere or `MOST_ADDED` were added.
+A sweep begins with the edge and the sizes of `sizes_inside`. It then adds one size after another where the
+rule inside a bucket is worst (`next_size`), until the rule is good everywhere or `MOST_ADDED` were added.
 """
 
 from __future__ import annotations
@@ -19,35 +19,35 @@ _FIRST = (5, 7)
 """The first points inside a bucket, in eighths of the edge.
 
 Each half of the bucket has one point with a partly filled last tile, because a tile of a quarter of the edge
-needs one more row of tiles above 3/4 of the edge: on the recorded sweep (tests/data) points in one half alone
-leave a regret of up to 12 % in the other, and one in each half leaves none.
+needs one more row of tiles above 3/4 of the edge. On the recorded sweep (tests/data) points in only one half
+leave a regret of up to 12 % in the other half; one point in each half leaves none.
 """
 
 _LESS = 11
-"""What is subtracted from a multiple of 16. It leaves no multiple of 16 and no full last tile."""
+"""Subtracted from a multiple of 16, so that the size is no such multiple and the last tile is not full."""
 
 MOST_ADDED = 4
-"""Points that are added to the first ones, at most."""
+"""Most points added to the first points."""
 
 LEFT_AT_MOST = 0.05
-"""The regret, told from the other points, from which on the rule is good enough at a point. On the tables of
-sm90, of buckets whose two first points are within it, the rule leaves 0.5 % in the geometric mean at a third
-point between them, and over 5 % in 1.4 % of the buckets."""
+"""Largest regret, estimated from the other points, at which the rule is good enough at a point. In the tables
+of sm90, in buckets whose two first points are within it, the rule leaves 0.5 % in the geometric mean at a
+third point between them, and over 5 % in 1.4 % of the buckets."""
 
 
 def sizes_inside(axes: Axes, bucket: Problem) -> list[Problem]:
-    """The problems inside a bucket that a sweep measures first, beside its edge, ascending.
+    """Return the problems inside a bucket that a sweep measures first, ascending, without the edge.
 
     There are two where the bucket is wide enough: none for an edge of 1 or 2, the size 3 for an edge of 4.
     Several Pow2 axes shrink together, so that there are two.
     """
     edges = {name: bucket.size(name) for name, axis in axes.items() if isinstance(axis, Pow2)}
-    found: dict[Problem, None] = {}
+    inside: dict[Problem, None] = {}
     for eighths in _FIRST:
         sizes = {name: _inside(edge, eighths) for name, edge in edges.items()}
-        found[bucket.replaced(**sizes)] = None
-    found.pop(bucket, None)
-    return list(found)
+        inside[bucket.replaced(**sizes)] = None
+    inside.pop(bucket, None)
+    return list(inside)
 
 
 def _inside(edge: int, eighths: int) -> int:
@@ -60,17 +60,17 @@ def _inside(edge: int, eighths: int) -> int:
 def next_size(
     axes: Axes, bucket: Problem, left: Mapping[Problem, float], *, at_most: float = LEFT_AT_MOST
 ) -> Problem | None:
-    """The next problem to measure inside a bucket, or None where the rule is good enough.
+    """Return the next problem to measure inside a bucket, or None where the rule is good enough.
 
-    It lies in the wider of the two gaps beside the point at which the rule leaves most, told from the other
-    points: in the middle of the gap's logarithms, or beside it where that is a multiple of 16. The edge is
-    not such a point, since the bucket's winner runs there.
+    It lies next to the point at which the rule leaves the largest regret, in the wider of the two gaps: at
+    the gap's geometric mean, or one below where that is a multiple of 16. The edge is not such a point, since
+    the bucket's winner runs there.
 
     Args:
         axes: The kernel's axes.
         bucket: The problem at the edge.
-        left: Each measured problem of the bucket, the edge among them, with the regret that the rule leaves
-            there, told from the others.
+        left: The rule's regret at each measured problem of the bucket, the edge included, estimated from the
+            other problems.
         at_most: The regret up to which the rule is good enough at a point.
     """
     inside = sorted((problem for problem in left if problem != bucket), key=_sizes(axes))
@@ -79,13 +79,13 @@ def next_size(
     for worst in sorted(inside, key=left.__getitem__, reverse=True):
         if left[worst] <= at_most:
             return None
-        if (size := _beside(axes, bucket, inside, worst)) is not None:
+        if (size := _in_wider_gap(axes, bucket, inside, worst)) is not None:
             return size
     return None
 
 
-def _beside(axes: Axes, bucket: Problem, inside: Sequence[Problem], worst: Problem) -> Problem | None:
-    """The problem in the middle of the wider gap beside a measured one; None where the gaps are full."""
+def _in_wider_gap(axes: Axes, bucket: Problem, inside: Sequence[Problem], worst: Problem) -> Problem | None:
+    """Return the middle of the wider gap next to a measured problem; None where both are full."""
     edges = {name: bucket.size(name) for name, axis in axes.items() if isinstance(axis, Pow2)}
     longest = max(edges, key=edges.__getitem__)
     line = [edges[longest] // 2, *(problem.size(longest) for problem in inside), edges[longest]]
@@ -106,7 +106,7 @@ def _sizes(axes: Axes) -> Callable[[Problem], list[int]]:
 
 
 def spread(items: Sequence[Item], most: int | None) -> tuple[Item, ...]:
-    """At most `most` of the items, evenly spread, the first and the last among them where two fit."""
+    """Return at most `most` items, evenly spread; the first and the last included where two fit."""
     if most is None or most >= len(items):
         return tuple(items)
     if most == 1:

@@ -1,9 +1,9 @@
-"""Messages between a process and its worker as JSON: encode, and decode strictly. Knows no pipe.
+"""Encode messages between a process and its worker as JSON, and decode them strictly.
 
 A message is made of None, bools, ints, floats, strings, lists, dicts with string keys, paths, archs, configs,
 problems, and dataclasses that were registered with `message`. A tuple arrives as a list, but a field of a
-dataclass arrives as its annotation says. Nothing in a message is ever imported or called, unlike a pickle's:
-a kernel that writes into the wrong memory or file can at worst make a message that `decode` refuses.
+dataclass has its annotated type. Unlike a pickle, a message never imports or calls anything: a kernel that
+writes into the wrong memory or file can at worst make a message that `decode` refuses.
 """
 
 from __future__ import annotations
@@ -25,27 +25,27 @@ MOST_BYTES = 16 << 20
 """Largest message, bytes. The largest real ones, requests with hundreds of configs, take some 100 KB."""
 
 _KIND = "is"
-"""The key that gives an object's type. It is a keyword of Python, so that no argument is called so."""
+"""Key of an object's type. As a keyword of Python it is the name of no argument."""
 
 _Registered = TypeVar("_Registered", bound=type)
 _messages: dict[str, type] = {}
 
 
 class MessageError(Exception):
-    """Something is no message: bytes that do not parse, an unknown type, a wrong field, or too many bytes."""
+    """Not a message: unparsable bytes, an unknown type, a wrong field, or too many bytes."""
 
 
 def message(kind: _Registered) -> _Registered:
-    """Register a dataclass whose instances may be sent; can be used as its decorator.
+    """Register a dataclass whose instances may be sent; usable as a decorator.
 
     Both processes must import the module that registers it.
     """
-    assert _messages.setdefault(kind.__name__, kind) is kind, f"two messages are called {kind.__name__}"
+    assert _messages.setdefault(kind.__name__, kind) is kind, f"two messages have the name {kind.__name__}"
     return kind
 
 
 def encode(value: object) -> bytes:
-    """A value as the bytes of a message.
+    """Encode a value as the bytes of a message.
 
     Raises:
         MessageError: The value has a part that cannot be sent, or takes more than `MOST_BYTES`.
@@ -60,10 +60,10 @@ def encode(value: object) -> bytes:
 
 
 def decode(data: bytes) -> Any:
-    """The value of a message.
+    """Decode the bytes of a message.
 
     Raises:
-        MessageError: The bytes are no message. No other error is raised, whatever the bytes are.
+        MessageError: The bytes are not a message. No bytes raise another error.
     """
     if len(data) > MOST_BYTES:
         raise MessageError(f"a message has {len(data)} bytes, {MOST_BYTES} at most are read")
@@ -92,7 +92,9 @@ def _plain(value: object) -> object:
         return {_KIND: "Problem", "values": _pairs(value)}
     if _messages.get(type(value).__name__) is type(value):
         fields = dataclasses.fields(value)  # type: ignore[arg-type]
-        return {_KIND: type(value).__name__} | {one.name: _plain(getattr(value, one.name)) for one in fields}
+        return {_KIND: type(value).__name__} | {
+            field.name: _plain(getattr(value, field.name)) for field in fields
+        }
     if isinstance(value, Mapping):
         for key in value:
             if not isinstance(key, str) or key == _KIND:
@@ -145,18 +147,18 @@ def _same_names(kind: str, names: tuple[str, ...], fields: Mapping[str, object])
 
 
 def _as(hint: Any, value: Any, place: str) -> Any:
-    """The value as the annotation of a field says; a list becomes the tuple that is asked for."""
+    """Check a value against a field's annotation, and turn a list into an annotated tuple."""
     if hint is object or hint is Any:
         return value
     origin, arguments = get_origin(hint), get_args(hint)
     if origin in (Union, UnionType):
-        for one in arguments:
+        for argument in arguments:
             try:
-                return _as(one, value, place)
+                return _as(argument, value, place)
             except MessageError:
                 continue
     elif origin is Literal:
-        if any(type(value) is type(one) and value == one for one in arguments):
+        if any(type(value) is type(literal) and value == literal for literal in arguments):
             return value
     elif origin is tuple:
         if isinstance(value, list):
@@ -173,15 +175,15 @@ def _as(hint: Any, value: Any, place: str) -> Any:
 
 
 def _named(pairs: Any, place: str) -> dict[str, Any]:
-    """A dict of lists of name and value."""
+    """Return a dict from pairs of name and value."""
     if not isinstance(pairs, list):
         raise MessageError(f"no message: {place} is {pairs!r:.80}")
-    found: dict[str, Any] = {}
+    values: dict[str, Any] = {}
     for pair in pairs:
         if not (isinstance(pair, list) and len(pair) == 2 and isinstance(pair[0], str)):
             raise MessageError(f"no message: {place} has {pair!r:.80}")
-        found[pair[0]] = pair[1]
-    return found
+        values[pair[0]] = pair[1]
+    return values
 
 
 def _path(text: Any) -> Path:
@@ -207,4 +209,4 @@ _BUILT: Mapping[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
     "Config": (("constants", "hints", "kernel"), _config),
     "Problem": (("values",), _problem),
 }
-"""The types of `aot_tune.values` and paths: the names of their fields, and how one is made of these."""
+"""Paths and the types of `aot_tune.values`: the names of their fields, and their constructors."""

@@ -1,11 +1,11 @@
-"""Run this process's program in a child, below a guard that leaves no process behind. Knows no program.
+"""Run this process's program in a child, below a guard that leaves no process behind.
 
-The guard is the parent of the program. All that the program starts stays below the guard, also what calls
-``setsid`` or outlives its own parent, because the guard is the *subreaper* of its descendants (prctl(2)):
-Linux gives it those whose parent has died. It kills such an orphan at once. Nothing may wait for one, and a
-pipe that it inherited would look as if its parent were still writing. When the program ends, or when the
-other end of the lifeline closes because the process that started all this has died, it kills everything below
-it and ends as the program did.
+The guard is the parent of the program. It is also the *subreaper* of its descendants (prctl(2)): Linux makes
+it the parent of each descendant whose own parent has died. So all processes of the program stay below the
+guard, even after ``setsid`` or their parent's end. The guard kills such an orphan at once: an orphan's
+inherited pipe would look as if its parent were still writing. The guard ends when the program ends, or when
+the other end of the lifeline closes because the starting process has died. It then kills all processes below
+it and ends with the program's status.
 """
 
 from __future__ import annotations
@@ -22,18 +22,18 @@ _SET_PDEATHSIG, _SET_CHILD_SUBREAPER = 1, 36
 """The operations of prctl(2)."""
 
 _LOOK_SECONDS = 0.5
-"""Seconds between two looks for orphans, whose coming nothing tells."""
+"""Seconds between two looks for orphans, whose arrival causes no event."""
 
 
 def guarded(lifeline: int, others: tuple[int, ...]) -> None:
-    """Return in a child process, which goes on with the program; the caller's process becomes the guard.
+    """Return in a child process that runs the program, and make this process its guard.
 
     The child leads a process group and session of its own. It dies with the guard. The caller must have one
     thread only.
 
     Args:
-        lifeline: A descriptor; at its end of file the guard kills the child and all that it started.
-        others: Descriptors that the child alone needs.
+        lifeline: A descriptor; at its end of file the guard kills the child and its processes.
+        others: Descriptors that only the child needs.
     """
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
@@ -54,7 +54,7 @@ def guarded(lifeline: int, others: tuple[int, ...]) -> None:
 
 
 def _watch(child: int, lifeline: int, others: tuple[int, ...]) -> int:
-    """Wait for the end of the child or of the lifeline, kill what is left; return the child's status."""
+    """Wait for the child or the lifeline to end, kill the rest, and return the child's status."""
     woken, wake = os.pipe()
     os.set_blocking(wake, False)
     signal.set_wakeup_fd(wake)  # before the handler, so that no death goes unnoticed
@@ -70,7 +70,7 @@ def _watch(child: int, lifeline: int, others: tuple[int, ...]) -> int:
         if woken in readable:
             os.read(woken, 4096)
         _kill(set(_children()) - {child})
-    while True:  # an orphan comes to the guard when its parent is reaped
+    while True:  # the guard becomes an orphan's parent when its former parent is reaped
         _kill(set(_children()))
         try:
             process, ended = os.waitpid(-1, 0)
@@ -95,16 +95,16 @@ def _reaped(child: int) -> int | None:
 
 
 def _children() -> list[int]:
-    """The guard's children, adopted ones included."""
+    """Return the guard's children, including adopted orphans."""
     me = os.getpid()
     with suppress(OSError):
         return [int(pid) for pid in Path(f"/proc/{me}/task/{me}/children").read_text().split()]
-    found = []  # a kernel without that file
+    children = []  # a kernel without that file
     for entry in Path("/proc").iterdir():
         with suppress(OSError, ValueError, IndexError):
             if int((entry / "stat").read_text().rpartition(")")[2].split()[1]) == me:
-                found.append(int(entry.name))
-    return found
+                children.append(int(entry.name))
+    return children
 
 
 def _kill(processes: set[int]) -> None:
@@ -114,7 +114,7 @@ def _kill(processes: set[int]) -> None:
 
 
 def _end_like(status: int) -> None:
-    """End this process as another one ended whose status this is."""
+    """End this process with another process's wait status."""
     if os.WIFSIGNALED(status):
         number = os.WTERMSIG(status)
         with suppress(OSError, ValueError):

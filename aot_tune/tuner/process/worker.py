@@ -1,12 +1,11 @@
-"""A child process that answers requests, and that can be killed and replaced. Knows no kernel and no GPU.
+"""A child process that answers requests, and that can be killed and replaced.
 
 The child is a fresh interpreter with the parent's ``sys.path``. It is never a fork of the parent, because a
-fork of a process with threads or CUDA may deadlock. Above it stands a *guard*
-(`aot_tune.tuner.process.guard`), a second small process that holds one end of a pipe whose other end only the
-parent has: when the parent closes it or dies for whatever reason, the guard kills the child and all that it
-started.
+fork of a process with threads or CUDA may deadlock. Its parent is a *guard* (`aot_tune.tuner.process.guard`),
+a second small process that holds one end of a pipe, the lifeline. Only this process has the other end: when
+it closes that end, or dies for whatever reason, the guard kills the child and its processes.
 
-What a child sends is not trusted, because a kernel may have damaged its memory: messages are JSON of a few
+A child's messages are not trusted, because a kernel may have damaged its memory: messages are JSON of a few
 known types (`aot_tune.tuner.process.codec`). A child that sends anything else is killed: a `WorkerDied`.
 """
 
@@ -55,14 +54,14 @@ class WorkerDied(TuneError):
     """A child ended on its own.
 
     Attributes:
-        code: Its exit code, or minus the signal that killed it; None when it is unknown.
-        said: The end of its output to stderr.
-        how: How it ended, in words.
+        code: Its exit code, or minus the number of the signal that killed it; None when it is unknown.
+        output: The end of its output to stderr.
+        how: The manner of its end, in words.
     """
 
-    def __init__(self, code: int | None, said: str, how: str = "") -> None:
-        self.code, self.said, self.how = code, said, how or ending(code)
-        super().__init__(f"the worker process {self.how}" + (f": {_last_lines(said)}" if said else ""))
+    def __init__(self, code: int | None, output: str, how: str = "") -> None:
+        self.code, self.output, self.how = code, output, how or ending(code)
+        super().__init__(f"the worker process {self.how}" + (f": {_last_lines(output)}" if output else ""))
 
 
 class WorkerTimeout(TuneError):
@@ -78,7 +77,7 @@ class WorkerTimeout(TuneError):
 
 
 class WorkerSlowStart(WorkerTimeout):
-    """A child did not become ready in time. The request that it was started for is not to blame."""
+    """A child did not become ready in time. Its first request is not to blame."""
 
 
 class RemoteError(TuneError):
@@ -96,7 +95,7 @@ class RemoteError(TuneError):
 
 
 def ending(code: int | None) -> str:
-    """An exit code in words: ``was killed by SIGKILL``, ``ended with exit code 1``."""
+    """Describe an exit code: ``was killed by SIGKILL``, ``ended with exit code 1``."""
     if code is None:
         return "ended"
     if code >= 0:
@@ -112,15 +111,15 @@ class Worker:
 
     Args:
         target: ``package.module:Class``. The child builds ``Class(report, **init)`` and requests call its
-            methods. ``report(message)`` sends a progress message. Messages, arguments and answers are what
-            `aot_tune.tuner.process.codec` can send.
+            methods. ``report(message)`` sends a progress message. Messages, arguments and answers are values
+            of `aot_tune.tuner.process.codec`.
         init: Keyword arguments of the class.
         environment: Variables to set in the child in addition to the parent's.
         imports: Modules that the child imports before it builds the target.
         waits: Whether it then waits for `begin`, which gives the arguments.
 
     Raises:
-        TuneError: No temporary file can be made for what the child prints.
+        TuneError: No temporary file can be made for the child's output.
     """
 
     def __init__(
@@ -156,41 +155,41 @@ class Worker:
                 os.close(descriptor)
         self._to_child, self._from_child = os.fdopen(to_child, "wb"), from_child
         self._received = bytearray()
-        self._last_said = ""
+        self._last_output = ""
         self._write((target, list(imports)))
         if not waits:
             self.begin(init or {})
 
     @property
     def pid(self) -> int:
-        """The process id of the child's guard, with which the child dies."""
+        """Process id of the child's guard, with which the child dies."""
         return self._process.pid
 
     def fileno(self) -> int:
-        """The descriptor on which ``select`` waits for the next message."""
+        """Return the descriptor on which ``select`` waits for the next message."""
         return self._from_child
 
     def running(self) -> bool:
-        """Whether the child runs."""
+        """Return whether the child runs."""
         return self._process.poll() is None
 
-    def said(self) -> str:
-        """The end of the child's output to stdout and stderr."""
+    def output_tail(self) -> str:
+        """Return the end of the child's output to stdout and stderr."""
         if self._stderr.closed:
-            return self._last_said
+            return self._last_output
         size = os.fstat(self._stderr.fileno()).st_size
         tail = os.pread(self._stderr.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
         return tail.decode(errors="replace").strip()
 
     def begin(self, init: Mapping[str, object]) -> None:
-        """Have a child that waits build its target.
+        """Let a waiting child build its target.
 
         Raises:
             WorkerDied: The child has ended.
         """
         self._write(dict(init))
 
-    # Talking ------------------------------------------------------------------------------------------------
+    # Messages -----------------------------------------------------------------------------------------------
 
     def wait_ready(self, timeout_s: float = START_SECONDS) -> None:
         """Wait until the child has built its target.
@@ -220,8 +219,8 @@ class Worker:
         Args:
             method: A method of the target.
             payload: Its keyword arguments.
-            timeout_s: The longest silence, seconds, or a function that says how long the next silence may
-                last. Each progress message ends a silence. A start does not count.
+            timeout_s: The longest silence, seconds, or a function that returns the limit of the next silence.
+                Each progress message ends a silence. A start does not count.
             on_progress: Called with each progress message.
 
         Raises:
@@ -249,11 +248,11 @@ class Worker:
         self._write((method, dict(payload)))
 
     def receive(self, timeout_s: float) -> tuple[Kind, Any] | None:
-        """The next message, or None when none came in time.
+        """Return the next message, or None when none came in time.
 
         Raises:
-            WorkerDied: The child ended, and all of its messages were received; or it sent what is no message,
-                and was killed.
+            WorkerDied: The child ended, and all of its messages were received; or it sent bytes that are not
+                a message, and was killed.
         """
         limit = time.monotonic() + timeout_s
         while True:
@@ -286,9 +285,9 @@ class Worker:
         return message
 
     def _garbled(self, what: str) -> WorkerDied:
-        """Kill a child whose messages cannot be read: where the next one begins cannot be known either."""
+        """Kill a child after an unreadable message: the start of the next message is unknown."""
         self.kill()
-        return WorkerDied(None, self._last_said, f"sent what is no message, and was killed ({what})")
+        return WorkerDied(None, self._last_output, f"sent an invalid message and was killed ({what})")
 
     def _write(self, message: object) -> None:
         try:
@@ -299,18 +298,18 @@ class Worker:
     def _died(self) -> WorkerDied:
         with suppress(subprocess.TimeoutExpired):
             self._process.wait(_REAP_SECONDS)
-        return WorkerDied(self._process.returncode, self.said())
+        return WorkerDied(self._process.returncode, self.output_tail())
 
     # Ending -------------------------------------------------------------------------------------------------
 
     def kill(self) -> None:
-        """End the child and all processes that it started. May be called again, and after its end."""
+        """End the child and all processes that it started. May be called repeatedly, also after its end."""
         self.interrupt()
         try:
             self._process.wait(_REAP_SECONDS)
         except subprocess.TimeoutExpired:  # a child stuck in the driver cannot be waited for
             self._process.kill()
-        self._last_said = self.said()
+        self._last_output = self.output_tail()
         for close in (self._to_child.close, self._stderr.close):
             with suppress(OSError, ValueError):
                 close()
@@ -319,7 +318,7 @@ class Worker:
             self._from_child = -1
 
     def interrupt(self) -> None:
-        """End the child, while another thread may wait for its answer: that one gets a `WorkerDied`."""
+        """End the child. A thread that waits for its answer gets a `WorkerDied`."""
         with self._cutting:
             lifeline, self._lifeline = self._lifeline, -1
         if lifeline >= 0:
@@ -335,10 +334,10 @@ class Worker:
 
 
 def temporary_file(folder: str | None = None) -> IO[bytes]:
-    """A file without a name, in the system's temporary folder unless another is given.
+    """Open an unnamed file, in the system's temporary folder unless another is given.
 
     Raises:
-        TuneError: It cannot be made; the message says what to set.
+        TuneError: It cannot be created; the message names the variable to set.
     """
     try:
         return tempfile.TemporaryFile(dir=folder)
@@ -351,7 +350,7 @@ def temporary_file(folder: str | None = None) -> IO[bytes]:
 
 def _checked(message: Any) -> tuple[Kind, Any]:
     if not (isinstance(message, list) and len(message) == 2 and message[0] in get_args(Kind)):
-        raise MessageError("no pair of a kind and a value")
+        raise MessageError("not a pair of a kind and a value")
     kind, value = message
     if kind == "error" and not (isinstance(value, list) and [type(part) for part in value] == [str] * 3):
         raise MessageError("an error without its three texts")

@@ -1,4 +1,4 @@
-"""The child's half of a `Worker`: build the target and answer requests, below a guard. Knows no target."""
+"""The child's half of a `Worker`: builds the target and answers requests, below a guard."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ HEADER = 8
 """Size of a message's length field, which precedes the message, bytes."""
 
 _MOST_TEXT = 100_000
-"""Most characters of an error's message and of its traceback that are sent."""
+"""Most characters to send of an error's message and of its traceback."""
 
 
 def send(pipe: BinaryIO, message: object) -> None:
@@ -48,11 +48,11 @@ def main(requests_from: int, replies_to: int, lifeline: int) -> None:
     requests, replies = os.fdopen(requests_from, "rb"), os.fdopen(replies_to, "wb")
     try:
         name, imports = _next(requests)
-        for one in imports:
-            import_module(one)
+        for imported in imports:
+            import_module(imported)
         module, _, attribute = str(name).partition(":")
         target = getattr(import_module(module), attribute)
-        # The types of the arguments are known only now that the target's module is imported.
+        # The target's module, imported above, registers the types of the arguments.
         served = target(lambda message: send(replies, ("progress", message)), **_next(requests))
         send(replies, ("ready", None))
         _serve(served, requests, replies)
@@ -78,6 +78,6 @@ def _serve(target: object, requests: BinaryIO, replies: BinaryIO) -> None:
 
 
 def _described(error: Exception) -> tuple[str, str, str]:
-    # Of a private type its public base: the other side knows errors by their names.
-    kind = next(one.__name__ for one in type(error).__mro__ if not one.__name__.startswith("_"))
+    # A private type is sent as its public base: the other side identifies errors by name.
+    kind = next(base.__name__ for base in type(error).__mro__ if not base.__name__.startswith("_"))
     return kind, str(error)[:_MOST_TEXT], traceback.format_exc()[-_MOST_TEXT:]

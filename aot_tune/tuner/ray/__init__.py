@@ -1,1 +1,1 @@
-"""Measuring and compiling on the nodes of a Ray cluster. Only `cluster` imports Ray."""
+"""Measure and compile on the nodes of a Ray cluster. Only `cluster` imports Ray."""

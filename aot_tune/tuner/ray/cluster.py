@@ -1,7 +1,7 @@
 """A Ray cluster as the GPUs and compilers of a sweep. The only module that imports Ray.
 
-Placement, retries and transport are Ray's. There is an actor for each GPU of the arch, a task for each
-compilation, and a task on each node that says what is installed there. Nodes that join later are not used.
+Ray does placement, retries and transport. There is an actor for each GPU of the arch, a task for each
+compilation, and a task on each node that reports the node's software. Nodes that join later are not used.
 """
 
 from __future__ import annotations
@@ -23,10 +23,10 @@ from aot_tune.errors import TuneError, UsageError
 from aot_tune.tuner.compile.job import CompileJob
 from aot_tune.tuner.measure.blame import Strikes
 from aot_tune.tuner.process.worker import START_SECONDS
-from aot_tune.tuner.ray.compiler import CompiledThere, compile_there
+from aot_tune.tuner.ray.compiler import RemoteResult, compile_on_node
 from aot_tune.tuner.ray.host import GpuHost
 from aot_tune.tuner.ray.identity import described, differences
-from aot_tune.tuner.ray.messages import Event, GpuThere, RemoteRequest
+from aot_tune.tuner.ray.messages import Event, RemoteGpu, RemoteRequest
 from aot_tune.tuner.ray.pool import RemotePool, TaskLostError
 from aot_tune.tuner.ray.session import HostLostError, RemoteSession
 from aot_tune.values.arch import Arch
@@ -40,15 +40,15 @@ _NODE_ID = "ray.io/node-id"
 
 
 def resource(arch: Arch) -> str:
-    """The custom resource by which a node says how many GPUs of an arch it has, whatever Ray finds there."""
+    """Return the custom resource with a node's number of GPUs of an arch; it overrides Ray's count."""
     return f"aot_tune_{arch}"
 
 
 def installed() -> Any:
-    """Ray.
+    """Import Ray.
 
     Raises:
-        UsageError: It is not installed.
+        UsageError: Ray is not installed.
     """
     try:
         return importlib.import_module("ray")
@@ -66,20 +66,21 @@ class _Node:
     """Ray's identifier."""
 
     name: str
-    """Its name and address, for a person."""
+    """Its name and address, for messages."""
 
     resources: Mapping[str, float]
-    """What Ray counts there."""
+    """Its resources as counted by Ray."""
 
 
 class Cluster:
-    """A cluster that a sweep runs on, until it is closed. One that is started here ends then.
+    """A cluster that a sweep runs on, until it is closed. Closing ends a cluster that was started here.
 
     Args:
-        address: That of a running cluster. When empty, Ray looks for one and else starts one on this machine.
+        address: Address of a running cluster. When empty, Ray looks for a cluster, else starts one on this
+            machine.
         arch: The arch to tune for.
         kernels: The kernels to sweep.
-        on_event: Receives one line for a person.
+        on_event: Receives one line for the user.
 
     Attributes:
         gpus: The hosts of all GPUs of the arch.
@@ -113,20 +114,20 @@ class Cluster:
         self.close()
 
     def close(self) -> None:
-        """Give the GPUs back, and leave the cluster."""
+        """Release the GPUs and disconnect from the cluster."""
         for host in self.gpus:
             host.kill()
         if self._ours:
             self._ray.shutdown()
 
     def session(
-        self, found: FoundKernel, index: int, on_event: Callable[[str], None], strikes: Strikes
+        self, kernel: FoundKernel, index: int, on_event: Callable[[str], None], strikes: Strikes
     ) -> RemoteSession:
         """Open a session of a kernel on the GPU at an index."""
-        return RemoteSession(found, self.gpus[index], on_event=on_event, strikes=strikes)
+        return RemoteSession(kernel, self.gpus[index], on_event=on_event, strikes=strikes)
 
     def pool(self, most: int | None, folder: Path) -> RemotePool:
-        """A pool that compiles on the nodes' CPUs, on `most` of them; on all when None."""
+        """Make a pool that compiles on at most `most` of the nodes' CPUs; on all when None."""
         cpus = int(sum(node.resources.get("CPU", 0) for node in self._nodes))
         if not cpus:
             raise TuneError("the cluster has no CPU to compile on; start nodes with ray start --num-cpus")
@@ -137,8 +138,8 @@ class Cluster:
     def _connect(self, address: str) -> None:
         if "://" in address:
             raise UsageError(
-                f"--ray {address}: a Ray Client cannot hand outcomes on as they come; give this command on a "
-                "machine of the cluster, or by ray job submit"
+                f"--ray {address}: a Ray Client cannot stream outcomes; run this command on a machine of the "
+                "cluster, or with ray job submit"
             )
         with _own_signals():
             try:
@@ -151,41 +152,41 @@ class Cluster:
             except (ConnectionError, ValueError, RuntimeError) as error:
                 where = f"at {address}" if address else "here"
                 raise TuneError(
-                    f"no Ray cluster can be used {where}: {_first_line(error)}; look at ray status, or leave "
-                    "the address out to start one on this machine"
+                    f"no Ray cluster can be used {where}: {_first_line(error)}; check ray status, or leave "
+                    "the address out to start a cluster on this machine"
                 ) from error
 
     def _agreeing(self, kernels: Sequence[FoundKernel]) -> list[_Node]:
-        """The nodes whose aot_tune, declarations and compiler are those of this process."""
-        ray, named = self._ray, [(found.module, found.tunable.name) for found in kernels]
+        """Return the nodes whose aot_tune, declarations and compiler equal this process's."""
+        ray, named = self._ray, [(kernel.module, kernel.tunable.name) for kernel in kernels]
         here = described(named)
         at = ray.util.scheduling_strategies.NodeAffinitySchedulingStrategy
-        ask = ray.remote(described)
+        describe = ray.remote(described)
         nodes = {
-            ask.options(num_cpus=0, max_retries=0, scheduling_strategy=at(node.key, soft=False)).remote(
+            describe.options(num_cpus=0, max_retries=0, scheduling_strategy=at(node.key, soft=False)).remote(
                 named
             ): node
             for node in self._alive()
         }
         answered, _ = ray.wait(list(nodes), num_returns=len(nodes), timeout=START_SECONDS)
         agreeing = []
-        for asked, node in nodes.items():
+        for answer, node in nodes.items():
             try:
                 differs = (
-                    differences(here, ray.get(asked))
-                    if asked in answered
-                    else f"it does not say what is installed there within {START_SECONDS:g} s"
+                    differences(here, ray.get(answer))
+                    if answer in answered
+                    else f"it does not report its software within {START_SECONDS:g} s"
                 )
             except ray.exceptions.RayError as error:
-                differs = f"it cannot say what is installed there: {_first_line(error)}"
+                differs = f"it cannot report its software: {_first_line(error)}"
             if differs:
                 self._on_event(f"node {node.name} is refused: {differs}")
             else:
                 agreeing.append(node)
         if not agreeing:
             raise TuneError(
-                "every node of the cluster is refused: install there what is installed here, aot_tune, the "
-                "package of the kernels, cuda-tile and its compiler"
+                "every node of the cluster is refused: install there the same aot_tune, kernels, cuda-tile "
+                "and compiler as here"
             )
         return agreeing
 
@@ -201,42 +202,42 @@ class Cluster:
         ]
 
     def _selector(self) -> dict[str, str]:
-        """The label selector of the nodes that may be used."""
+        """Return the label selector of the nodes that may be used."""
         return {_NODE_ID: f"in({','.join(node.key for node in self._nodes)})"}
 
     # GPUs ---------------------------------------------------------------------------------------------------
 
     def _hosts(self) -> tuple[RayHost, ...]:
-        """An actor on each GPU of the arch, in an order that does not depend on which was there first."""
+        """Start an actor on each GPU of the arch; return them in a fixed order."""
         ray, marked = self._ray, resource(self._arch)
         kind = marked if any(node.resources.get(marked) for node in self._nodes) else "GPU"
         count = int(sum(node.resources.get(kind, 0) for node in self._nodes))
         if not count:
             raise TuneError(
-                f"the cluster has no GPU that Ray knows of; where it does not find them, say how many: "
+                f"the cluster has no GPU that Ray knows of; where it detects none, give their number: "
                 f"ray start --resources '{{\"{marked}\": 1}}'"
             )
-        actor = ray.remote(ACTOR).options(
+        placed = ray.remote(ACTOR).options(
             num_cpus=0,
             num_gpus=1 if kind == "GPU" else 0,
             resources={} if kind == "GPU" else {marked: 1},
             max_restarts=0,
-            max_concurrency=2,  # one measures, one may end it
+            max_concurrency=2,  # one thread measures, another may end it
             label_selector=self._selector(),
         )
-        actors = [actor.remote() for _ in range(count)]
+        actors = [placed.remote() for _ in range(count)]
         names = {node.key: node.name for node in self._nodes}
-        found, left_out, places = list[RayHost](), Counter[str](), Counter[str]()
-        asked = {one.__ray_call__.remote(_node_id): one for one in actors}
-        ready, _ = ray.wait(list(asked), num_returns=count, timeout=START_SECONDS)
-        for ref, one in asked.items():
+        usable, left_out, places = list[RayHost](), Counter[str](), Counter[str]()
+        answers = {actor.__ray_call__.remote(_node_id): actor for actor in actors}
+        ready, _ = ray.wait(list(answers), num_returns=count, timeout=START_SECONDS)
+        for ref, actor in answers.items():
             if ref not in ready:
                 left_out["in use by others"] += 1
                 continue
             try:
                 node = ray.get(ref)
                 places[node] += 1
-                gpu: GpuThere = ray.get(one.gpu.remote(places[node] - 1 if kind == marked else 0))
+                gpu: RemoteGpu = ray.get(actor.gpu.remote(places[node] - 1 if kind == marked else 0))
             except ray.exceptions.RayError as error:
                 left_out[f"lost ({_first_line(error)})"] += 1
                 continue
@@ -245,16 +246,16 @@ class Cluster:
             elif gpu.arch != str(self._arch):
                 left_out[f"of {gpu.arch or 'an arch that cuTile does not know'}"] += 1
             else:
-                found.append(RayHost(ray, one, names[node], gpu))
-        kept = {host.actor for host in found}
-        for one in actors:
-            if one not in kept:
-                ray.kill(one)
-        for why, how_many in left_out.items():
-            self._on_event(f"left out: {counted(how_many, 'GPU')} of the cluster, {why}")
-        if not found:
+                usable.append(RayHost(ray, actor, names[node], gpu))
+        kept = {host.actor for host in usable}
+        for actor in actors:
+            if actor not in kept:
+                ray.kill(actor)
+        for reason, number in left_out.items():
+            self._on_event(f"left out: {counted(number, 'GPU')} of the cluster, {reason}")
+        if not usable:
             raise TuneError(f"no {self._arch} GPU of the cluster can be used")
-        hosts = tuple(sorted(found, key=lambda host: (host.node, host.gpu.uuid)))
+        hosts = tuple(sorted(usable, key=lambda host: (host.node, host.gpu.uuid)))
         self._check_equal(hosts)
         for index, host in enumerate(hosts):
             self._on_event(f"GPU {index} is {host.gpu.name} {host.gpu.uuid} of node {host.node}")
@@ -264,17 +265,17 @@ class Cluster:
         """Refuse GPUs whose times cannot be compared."""
         kinds = Counter(f"{host.gpu.name} with driver {host.gpu.driver}" for host in hosts)
         if len(kinds) > 1:
-            here = ", ".join(f"{how_many} of {kind}" for kind, how_many in kinds.items())
+            numbers = ", ".join(f"{number} of {kind}" for kind, number in kinds.items())
             raise TuneError(
-                f"the {self._arch} GPUs of the cluster differ ({here}), and their times cannot be compared; "
-                f"{self.choice()}"
+                f"the {self._arch} GPUs of the cluster differ ({numbers}), and their times cannot be "
+                f"compared; {self.choice()}"
             )
 
     def choice(self) -> str:
-        """How to choose some of the GPUs, in words."""
+        """Describe how to choose some of the GPUs."""
         return (
-            f"choose nodes with equal ones: where a node says ray start --resources "
-            f"'{{\"{resource(self._arch)}\": 8}}', the GPUs of such nodes alone are used"
+            f"choose nodes with equal GPUs: where nodes are started with ray start --resources "
+            f"'{{\"{resource(self._arch)}\": 8}}', only the GPUs of such nodes are used"
         )
 
 
@@ -287,17 +288,17 @@ class RayHost:
         gpu: The GPU.
     """
 
-    def __init__(self, ray: Any, actor: Any, node: str, gpu: GpuThere) -> None:
+    def __init__(self, ray: Any, actor: Any, node: str, gpu: RemoteGpu) -> None:
         self._ray, self.actor, self.node, self.gpu = ray, actor, node, gpu
 
     def ask(self, method: str, *arguments: object) -> Any:
-        """Call a method and wait for what it returns."""
-        with self._telling():
+        """Call a method and wait for its result."""
+        with self._host_errors():
             return self._ray.get(getattr(self.actor, method).remote(*arguments))
 
     def stream(self, request: RemoteRequest, *cubins: bytes) -> Iterator[Event]:
-        """Call `GpuHost.stream`, and hand its events on as they come."""
-        with self._telling():
+        """Call `GpuHost.stream`, and yield its events as they arrive."""
+        with self._host_errors():
             # Ray keeps large arguments in its object store.
             streamed = self.actor.stream.options(num_returns="streaming")
             for event in streamed.remote(request, *cubins):
@@ -309,8 +310,8 @@ class RayHost:
             self._ray.kill(self.actor)
 
     @contextmanager
-    def _telling(self) -> Iterator[None]:
-        """Raise `HostLostError` where Ray says that the actor is gone; an error of its code is not that."""
+    def _host_errors(self) -> Iterator[None]:
+        """Raise `HostLostError` where Ray reports the actor's end; errors of its code pass."""
         errors = self._ray.exceptions
         try:
             yield
@@ -321,11 +322,11 @@ class RayHost:
 
 
 class _RayTasks:
-    """Compilations as Ray's tasks (`aot_tune.tuner.ray.pool.Tasks`). Ray tries one again whose node ended."""
+    """Compilations as Ray's tasks (`aot_tune.tuner.ray.pool.Tasks`). Ray repeats a task whose node ended."""
 
     def __init__(self, ray: Any, selector: Mapping[str, str]) -> None:
         self._ray = ray
-        self._task = ray.remote(compile_there).options(
+        self._task = ray.remote(compile_on_node).options(
             num_cpus=1, scheduling_strategy="SPREAD", label_selector=dict(selector)
         )
 
@@ -334,24 +335,24 @@ class _RayTasks:
         return self._task.remote(job)
 
     def wait(self, tasks: Sequence[Any], timeout_s: float) -> list[Any]:
-        """The tasks among these that have ended."""
+        """Return the ended tasks among some tasks."""
         first, _ = self._ray.wait(tasks, num_returns=1, timeout=timeout_s, fetch_local=False)
         if not first:
             return []
         ended, _ = self._ray.wait(tasks, num_returns=len(tasks), timeout=0, fetch_local=False)
         return list(ended)
 
-    def result(self, task: Any) -> CompiledThere:
-        """What a task that has ended returned."""
+    def result(self, task: Any) -> RemoteResult:
+        """Return the result of an ended task."""
         errors = self._ray.exceptions
         try:
-            there = self._ray.get(task)
+            result = self._ray.get(task)
         except errors.RayTaskError:
             raise
         except errors.RayError as error:
             raise TaskLostError(_first_line(error)) from error
-        assert isinstance(there, CompiledThere)
-        return there
+        assert isinstance(result, RemoteResult)
+        return result
 
     def cancel(self, task: Any) -> None:
         """End a task with its process."""
@@ -360,13 +361,13 @@ class _RayTasks:
 
 
 def _node_id(host: GpuHost) -> str:
-    """The node that an actor is on; runs in the actor."""
+    """Return the id of an actor's node; runs in the actor."""
     return str(installed().get_runtime_context().get_node_id())
 
 
 @contextmanager
 def _own_signals() -> Iterator[None]:
-    """Keep what this process does on signals: Ray sets a handler of its own."""
+    """Restore this process's signal handler: Ray sets a handler of its own."""
     if threading.current_thread() is not threading.main_thread():
         yield
         return

@@ -1,7 +1,7 @@
-"""Compile on a node for a driver elsewhere: the body of a Ray task. Knows no Ray.
+"""Compile on a node for a driver elsewhere: the body of a Ray task. Imports no Ray.
 
-A process of Ray does one task after another. Each keeps a compiling child of its own between them, so that it
-imports once; the child is killed after the same limits as on a single machine.
+A process of Ray does one task after another. Each process keeps a compiling child of its own between tasks,
+so that the child imports once; it is killed after the same limits as on a single machine.
 """
 
 from __future__ import annotations
@@ -16,35 +16,35 @@ from aot_tune.tuner.compile.pool import CompilePool
 from aot_tune.tuner.ray.folder import node_folder
 
 _LOOK_S = 1.0
-"""Seconds for which a process waits for its child at a time."""
+"""Longest wait of a process for its child at a time, seconds."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class CompiledThere:
-    """What became of a job on a node."""
+class RemoteResult:
+    """The outcome of a job on a node."""
 
     result: CompileResult | None = None
-    """The result, with the cubin's path on that node; None where nothing can be compiled there."""
+    """The result, with the cubin's path on the node; None where the node cannot compile the job."""
 
     cubin: bytes = b""
-    """The machine code; empty where there is none."""
+    """The machine code; empty without any."""
 
     refusal: str = ""
-    """Why nothing can be compiled there."""
+    """The reason why the node cannot compile the job."""
 
     of_kernel: bool = False
-    """Whether that holds of the job's kernel alone."""
+    """Whether the refusal concerns only the job's kernel."""
 
 
 class _Child:
-    """A pool of one child, which is made anew for a job that it has seen before."""
+    """A pool of one child, which is replaced for a repeated job."""
 
     def __init__(self, pool: Callable[[], CompilePool]) -> None:
         self._make = pool
         self._pool: CompilePool | None = None
         self._seen: set[str] = set()
 
-    def compile(self, job: CompileJob) -> CompiledThere:
+    def compile(self, job: CompileJob) -> RemoteResult:
         """Compile one job."""
         try:
             if self._pool is None or job.key in self._seen:
@@ -56,14 +56,14 @@ class _Child:
                 pass
             (result,) = results
             cubin = result.path.read_bytes() if isinstance(result, Compiled) else b""
-            return CompiledThere(result=result, cubin=cubin)
+            return RemoteResult(result=result, cubin=cubin)
         except KernelRefusedError as error:
-            return CompiledThere(refusal=error.what, of_kernel=True)
+            return RemoteResult(refusal=error.what, of_kernel=True)
         except (TuneError, StoreError) as error:
             self.close()
-            return CompiledThere(refusal=str(error))
+            return RemoteResult(refusal=str(error))
         except OSError as error:
-            return CompiledThere(refusal=f"the cubin of {job.name} cannot be read: {error}")
+            return RemoteResult(refusal=f"the cubin of {job.name} cannot be read: {error}")
 
     def close(self) -> None:
         """End the child."""
@@ -75,9 +75,9 @@ class _Child:
 _child = _Child(lambda: CompilePool(1, folder=node_folder()))
 
 
-def compile_there(job: CompileJob) -> CompiledThere:
+def compile_on_node(job: CompileJob) -> RemoteResult:
     """Compile one job in this process's child."""
     try:
         return _child.compile(job)
     except AotTuneError as error:
-        return CompiledThere(refusal=str(error))
+        return RemoteResult(refusal=str(error))

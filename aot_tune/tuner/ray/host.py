@@ -1,7 +1,7 @@
-"""One GPU of a node at work for a driver elsewhere: the class of a Ray actor. Knows no Ray.
+"""Measure on a GPU of a node for a driver elsewhere: the class of a Ray actor. Imports no Ray.
 
-The actor holds a measuring session as the driver of a single machine does, with a measuring process of its
-own and all limits. What a request brings about is handed on while it runs.
+The actor holds a measuring session like the driver of a single machine, with a measuring process of its own
+and all limits. Outcomes are streamed while a request runs.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from aot_tune.tuner.measure.supervise import MeasuringStopped
 from aot_tune.tuner.measure.worker import gpu_state
 from aot_tune.tuner.outcome import Outcome
 from aot_tune.tuner.ray.folder import node_folder
-from aot_tune.tuner.ray.messages import Event, GpuThere, Noted, Raised, RemoteRequest, Reply
+from aot_tune.tuner.ray.messages import Event, Noted, Raised, RemoteGpu, RemoteRequest, Reply
 
 _LOOK_S = 0.1
 """Seconds between two interruptions of a request that has not ended yet."""
@@ -38,89 +38,89 @@ class GpuHost:
         self._strikes = Strikes(_ignore)
         self._thread: threading.Thread | None = None
         self._notes: list[str] = []
-        self._said: SimpleQueue[Event | BaseException] | None = None
+        self._events: SimpleQueue[Event | BaseException] | None = None
 
-    # What tests replace -------------------------------------------------------------------------------------
+    # Replaced by tests --------------------------------------------------------------------------------------
 
-    def _gpu(self) -> GpuThere:
+    def _gpu(self) -> RemoteGpu:
         gpus = visible_gpus() or ()
         if self._place >= len(gpus):
-            return GpuThere(name="", arch="", uuid="", driver="")
+            return RemoteGpu(name="", arch="", uuid="", driver="")
         gpu = gpus[self._place]
         driver = gpu_state.identity(self._place)["driver"]
-        return GpuThere(name=gpu.name, arch=str(gpu.arch or ""), uuid=gpu.uuid, driver=driver)
+        return RemoteGpu(name=gpu.name, arch=str(gpu.arch or ""), uuid=gpu.uuid, driver=driver)
 
-    def _start(self, found: FoundKernel, on_event: Callable[[str], None], strikes: Strikes) -> Session:
-        return MeasureSession(found, self._place, on_event=on_event, strikes=strikes)
+    def _start(self, kernel: FoundKernel, on_event: Callable[[str], None], strikes: Strikes) -> Session:
+        return MeasureSession(kernel, self._place, on_event=on_event, strikes=strikes)
 
-    # What the driver calls ----------------------------------------------------------------------------------
+    # Called by the driver -----------------------------------------------------------------------------------
 
-    def gpu(self, place: int) -> GpuThere:
+    def gpu(self, place: int) -> RemoteGpu:
         """Choose the GPU, and describe it.
 
         Args:
-            place: Its place among those that this process may use; 0 where Ray gave it one alone.
+            place: Its index among this process's GPUs; 0 where Ray assigned only one.
         """
         self._place = place
         return self._gpu()
 
     def open(self, module: str, name: str) -> Reply:
-        """Open a session, with its first kernel, in place of the one that is open; return its identity."""
+        """Open a session with its first kernel, in place of an open session; reply its identity."""
         self.close()
 
         def opened() -> dict[str, str]:
-            found = FoundKernel(module=module, tunable=load(module, name))
-            self._strikes = Strikes(_ignore)  # the driver's, which tells of them, come with each request
-            self._session = self._start(found, self._note, self._strikes)
+            kernel = FoundKernel(module=module, tunable=load(module, name))
+            self._strikes = Strikes(_ignore)  # the driver's counts, which it reports, come with each request
+            self._session = self._start(kernel, self._note, self._strikes)
             return dict(self._session.identity())
 
         return self._replied(opened)
 
     def turn_to(self, module: str, name: str) -> Reply:
-        """Let the session that is open measure another kernel from here on."""
+        """Let the open session measure another kernel from here on."""
 
         def turned() -> None:
-            found = FoundKernel(module=module, tunable=load(module, name))
+            kernel = FoundKernel(module=module, tunable=load(module, name))
             self._strikes = Strikes(_ignore)
-            self._opened().turn_to(found, self._strikes)
+            self._opened().turn_to(kernel, self._strikes)
 
         return self._replied(turned)
 
     def device(self) -> Reply:
-        """The GPU as grids are computed for it; starts the measuring process."""
+        """Return the GPU as grids are computed for it; starts the measuring process."""
         return self._replied(lambda: self._opened().device())
 
     def stream(self, request: RemoteRequest, *cubins: bytes) -> Iterator[Event]:
-        """Let the session that is open answer; hand each outcome on at once, and end with a reply.
+        """Let the open session answer; yield each outcome at once, and at the end a reply.
 
         Args:
-            request: What is asked.
-            cubins: Those of its cubins that this host was not given before.
+            request: The request.
+            cubins: The request's cubins that this host has not received before.
         """
-        said: SimpleQueue[Event | BaseException] = SimpleQueue()
+        events: SimpleQueue[Event | BaseException] = SimpleQueue()
 
         def work() -> None:
             try:
-                said.put(self._replied(lambda: self._answer(request, cubins, said.put), request.known))
+                events.put(self._replied(lambda: self._answer(request, cubins, events.put), request.known))
             except BaseException as error:  # raised by the thread that waits
-                said.put(error)
+                events.put(error)
 
-        self._said = said
+        self._events = events
         thread = self._thread = threading.Thread(target=work, name="aot_tune measures", daemon=True)
         thread.start()
         while True:
-            event = said.get()
+            event = events.get()
             if isinstance(event, BaseException):
                 raise event
             if isinstance(event, Reply):
-                self._said = None
+                self._events = None
                 thread.join()
             yield event
             if isinstance(event, Reply):
                 return
 
     def close(self) -> None:
-        """End what is measured, and close the session, if there is one."""
+        """End the measurement and close the session, if any."""
         session, thread = self._session, self._thread
         if session is None:
             return
@@ -147,7 +147,7 @@ class GpuHost:
         return self._session
 
     def _replied(self, work: Callable[[], object], known: Known | None = None) -> Reply:
-        """Do something, and describe what it returned or raised, and what it took."""
+        """Execute a call; reply its result or error, and the time spent."""
         if known is not None:
             self._strikes.replace(known)
         before = self._spent()
@@ -173,9 +173,9 @@ class GpuHost:
         return Spent() if self._session is None else self._session.spent
 
     def _note(self, line: str) -> None:
-        """Hand a line on at once, or with the next reply where no request is answered bit by bit."""
-        if self._said is not None:
-            self._said.put(Noted(line=line))
+        """Send a line at once, or with the next reply where no request is being streamed."""
+        if self._events is not None:
+            self._events.put(Noted(line=line))
         else:
             self._notes.append(line)
 

@@ -1,4 +1,4 @@
-"""What must be the same on every node: aot_tune, the declarations and the compiler. Knows no Ray."""
+"""Compare the nodes' software: aot_tune, the declarations and the compiler. Imports no Ray."""
 
 from __future__ import annotations
 
@@ -14,16 +14,16 @@ from aot_tune.errors import AotTuneError
 from aot_tune.nvidia import cutile
 
 Named = tuple[str, str]
-"""A kernel: the module that declares it, and its name."""
+"""A kernel's declaring module and its name."""
 
 
 def described(kernels: Sequence[Named]) -> dict[str, str]:
-    """This process's aot_tune, compiler and declarations, each by a name for a person.
+    """Describe this process's aot_tune, compiler and declarations, by names for messages.
 
     Args:
         kernels: The kernels to be swept.
     """
-    said = {
+    software = {
         "aot_tune": aot_tune.__version__,
         "the source of aot_tune": _source(),
         "cuda-tile": cutile.version() or "not installed",
@@ -32,27 +32,27 @@ def described(kernels: Sequence[Named]) -> dict[str, str]:
     for module, name in kernels:
         try:
             tunable = load(module, name)
-            # A hash that differs at every call would refuse every node; publishing says what it lacks.
+            # A hash that differs at every call would refuse every node; publishing reports the obstacle.
             source = "cannot be hashed" if unhashable(tunable) else source_hash(tunable)
-            said[f"the source of {name}"] = source
-            said[f"the check of {name}"] = check_hash(tunable)
+            software[f"the source of {name}"] = source
+            software[f"the check of {name}"] = check_hash(tunable)
         except AotTuneError as error:
-            said[f"the source of {name}"] = f"not to be had ({error})"
-    return said
+            software[f"the source of {name}"] = f"not available ({error})"
+    return software
 
 
-def differences(here: Mapping[str, str], there: Mapping[str, str]) -> str:
-    """What a node has otherwise than the driver, in words; empty where they agree."""
+def differences(here: Mapping[str, str], node: Mapping[str, str]) -> str:
+    """Describe the differences between a node and the driver; empty where they agree."""
     return "; ".join(
-        f"{name} is {there.get(name, 'unknown')} there and {here.get(name, 'unknown')} here"
-        for name in dict.fromkeys((*here, *there))
-        if here.get(name) != there.get(name)
+        f"{name} is {node.get(name, 'unknown')} there and {here.get(name, 'unknown')} here"
+        for name in dict.fromkeys((*here, *node))
+        if here.get(name) != node.get(name)
     )
 
 
 @cache
 def _source() -> str:
-    """A digest of all modules of aot_tune, by their paths and bytes."""
+    """Return a digest of all modules of aot_tune, by their paths and bytes."""
     folder = Path(aot_tune.__file__).parent
     digest = hashlib.sha256()
     for path in sorted(folder.rglob("*.py")):

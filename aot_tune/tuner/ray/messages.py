@@ -1,4 +1,4 @@
-"""What the driver and a GPU's host tell each other, as values. Ray carries them."""
+"""Messages between the driver and a GPU's host, as values. Ray carries them."""
 
 from __future__ import annotations
 
@@ -15,12 +15,12 @@ from aot_tune.values.problem import Problem
 _KINDS: dict[str, type[AotTuneError]] = {
     kind.__name__: kind for kind in (GpuLostError, DeclarationError, StoreError, UsageError, TuneError)
 }
-"""The errors that arrive under their own type; any other one arrives as the nearest of these above it."""
+"""The errors that arrive with their own type; another error arrives as its nearest base of these."""
 
 
 @dataclass(frozen=True, kw_only=True)
-class GpuThere:
-    """One GPU of a node, as NVML describes it."""
+class RemoteGpu:
+    """A GPU of a node, as NVML describes it."""
 
     name: str
     """The product's name; empty where NVML does not answer."""
@@ -37,13 +37,13 @@ class GpuThere:
 
 @dataclass(frozen=True, kw_only=True)
 class RemoteRequest:
-    """A request, as it is sent to a host."""
+    """A request in the form that is sent to a host."""
 
     request: Request
-    """What is asked, without the configs."""
+    """The request without its configs."""
 
     digests: Mapping[Config, str | None]
-    """Its configs, each with the digest of its cubin; None for one without."""
+    """Its configs, each with the digest of its cubin; None without a cubin."""
 
     known: Known
     """The faults of the kernel's configs so far, on all GPUs."""
@@ -51,7 +51,7 @@ class RemoteRequest:
 
 @dataclass(frozen=True, kw_only=True)
 class Noted:
-    """A line for a person."""
+    """A line for the user."""
 
     line: str
     """The line."""
@@ -72,14 +72,14 @@ class Raised:
 
     @classmethod
     def of(cls, error: AotTuneError) -> Raised:
-        """The error as a value, since not every exception can be pickled."""
+        """Return the error as a value, since not every exception can be pickled."""
         if isinstance(error, ProblemFailedError):
             return cls(kind=ProblemFailedError.__name__, text=error.reason, problem=error.problem)
-        kind = next((one.__name__ for one in type(error).__mro__ if one.__name__ in _KINDS), "TuneError")
+        kind = next((base.__name__ for base in type(error).__mro__ if base.__name__ in _KINDS), "TuneError")
         return cls(kind=kind, text=str(error))
 
     def error(self) -> AotTuneError:
-        """The value as an error."""
+        """Convert the value to an error."""
         if self.problem is not None:
             return ProblemFailedError(self.problem, self.text)
         return _KINDS[self.kind](self.text)
@@ -90,22 +90,22 @@ class Reply:
     """The end of a request."""
 
     value: object = None
-    """What it returned."""
+    """Its result."""
 
     error: Raised | None = None
-    """What it raised; None where it returned."""
+    """Its error; None where it returned."""
 
     stopped: bool = False
     """Whether it was interrupted."""
 
     notes: tuple[str, ...] = ()
-    """Lines for a person that were not told before."""
+    """Lines for the user that were not sent before."""
 
     spent: Spent = field(default_factory=Spent)
-    """What it took."""
+    """Time spent on it."""
 
     known: Known = field(default_factory=Known)
-    """The faults of the kernel's configs that are known there at its end."""
+    """The faults of the kernel's configs that the host knows at its end."""
 
 
 Event = Reported | Noted | Reply

@@ -1,6 +1,6 @@
-"""Compile on the CPUs of all nodes: the driver's counterpart of a compile pool. Knows no Ray.
+"""Compile on the CPUs of all nodes: the driver's compile pool. Imports no Ray.
 
-Cubins come back with the results and are kept in the driver's folder, where later sweeps find them.
+Cubins arrive with the results and are kept in the driver's folder for later sweeps.
 """
 
 from __future__ import annotations
@@ -13,36 +13,36 @@ from typing import Any, Protocol
 
 from aot_tune.errors import TuneError
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, CompileResult, keep
-from aot_tune.tuner.compile.job_queue import JobQueue, KernelRefusedError, of_one_kernel
-from aot_tune.tuner.ray.compiler import CompiledThere
+from aot_tune.tuner.compile.job_queue import JobQueue, KernelRefusedError, same_kernel
+from aot_tune.tuner.ray.compiler import RemoteResult
 
 
 class TaskLostError(Exception):
-    """A task was tried again and again, and each time its process or node ended."""
+    """A task was tried repeatedly, and its process or node ended each time."""
 
 
 class Tasks(Protocol):
-    """Runs `aot_tune.tuner.ray.compiler.compile_there` somewhere; a task is any object."""
+    """Runs `aot_tune.tuner.ray.compiler.compile_on_node` somewhere; a task is any object."""
 
     def begin(self, job: CompileJob) -> Any:
         """Begin a task."""
 
     def wait(self, tasks: Sequence[Any], timeout_s: float) -> list[Any]:
-        """The tasks among these that have ended; wait up to `timeout_s` for the first."""
+        """Return the ended tasks among some tasks; wait up to `timeout_s` for the first."""
 
-    def result(self, task: Any) -> CompiledThere:
-        """What a task that has ended returned.
+    def result(self, task: Any) -> RemoteResult:
+        """Return the result of an ended task.
 
         Raises:
-            TaskLostError: It returned nothing.
+            TaskLostError: The task has no result.
         """
 
     def cancel(self, task: Any) -> None:
-        """End a task, whatever it does."""
+        """End a task."""
 
 
 class RemotePool(JobQueue):
-    """Has jobs compiled on nodes, in place of a `aot_tune.tuner.compile.pool.CompilePool`.
+    """Compiles jobs on nodes, in place of an `aot_tune.tuner.compile.pool.CompilePool`.
 
     Args:
         tasks: Runs the tasks.
@@ -60,7 +60,7 @@ class RemotePool(JobQueue):
 
         Raises:
             KernelRefusedError: No job of a kernel can be compiled. Its jobs are dropped.
-            TuneError: A node says that no job can be compiled.
+            TuneError: A node reports that no job can be compiled.
         """
         self._fill()
         if self._running:
@@ -88,31 +88,31 @@ class RemotePool(JobQueue):
     def _take(self, task: Any) -> None:
         job, since = self._running.pop(task)
         try:
-            there = self._tasks.result(task)
+            remote = self._tasks.result(task)
         except TaskLostError as lost:
             message = f"the compiling task was killed by its node's end: {lost}"
             self._results.append(
                 CompileFailure(key=job.key, message=message, seconds=time.monotonic() - since)
             )
             return
-        if isinstance(there.result, Compiled):
-            result = replace(there.result, path=self._folder / f"{job.key}.cubin")
-            keep(self._folder, result, there.cubin)
+        if isinstance(remote.result, Compiled):
+            result = replace(remote.result, path=self._folder / f"{job.key}.cubin")
+            keep(self._folder, result, remote.cubin)
             self._results.append(result)
-        elif there.result is not None:
-            self._results.append(there.result)
-        elif there.of_kernel:
+        elif remote.result is not None:
+            self._results.append(remote.result)
+        elif remote.of_kernel:
             self._drop_kernel(job)
-            raise KernelRefusedError(job.name, there.refusal)
+            raise KernelRefusedError(job.name, remote.refusal)
         else:
             self.close()
-            raise TuneError(there.refusal)
+            raise TuneError(remote.refusal)
 
     def _drop_kernel(self, job: CompileJob) -> None:
-        """Forget a job, and all of its kernel that have not ended."""
-        for task, (other, _) in list(self._running.items()):
-            if of_one_kernel(other, job):
+        """Forget a job, and all unfinished jobs of its kernel."""
+        for task, (running, _) in list(self._running.items()):
+            if same_kernel(running, job):
                 self._tasks.cancel(task)
                 del self._running[task]
-                self._known.discard(other.key)
+                self._known.discard(running.key)
         super()._drop_kernel(job)

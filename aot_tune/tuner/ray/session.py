@@ -1,7 +1,7 @@
-"""A measuring session on a GPU of another node, for the crew of the driver. Knows no Ray.
+"""A measuring session on a GPU of another node, for the driver's GPU pool. Imports no Ray.
 
-It is a `aot_tune.tuner.measure.request.Session`, and each outcome comes to the driver while the request is
-being answered, so that the driver's journal holds it. Where the node is lost, the GPU is.
+It is an `aot_tune.tuner.measure.request.Session`. Each outcome arrives at the driver while the request is
+being answered, so that the driver's journal holds it. When the node is lost, its GPU is lost.
 """
 
 from __future__ import annotations
@@ -26,37 +26,37 @@ from aot_tune.values.device import Device
 
 
 class HostLostError(Exception):
-    """A host does not answer any more, nor will it: its node or its process has ended."""
+    """A host will not answer any more: its node or its process has ended."""
 
 
 class Host(Protocol):
-    """A `aot_tune.tuner.ray.host.GpuHost` elsewhere."""
+    """An `aot_tune.tuner.ray.host.GpuHost` on another node."""
 
     def ask(self, method: str, *arguments: object) -> Any:
-        """Call a method and wait for what it returns.
+        """Call a method and wait for its result.
 
         Raises:
             HostLostError: The host is lost.
         """
 
     def stream(self, request: RemoteRequest, *cubins: bytes) -> Iterator[Event]:
-        """Call `GpuHost.stream`, and hand its events on as they come.
+        """Call `GpuHost.stream`, and yield its events as they arrive.
 
         Raises:
             HostLostError: The host is lost.
         """
 
     def kill(self) -> None:
-        """End the host at once, with all that it started. It is lost then."""
+        """End the host and its processes at once. The host is lost then."""
 
 
 class RemoteSession:
     """Measures on a host's GPU. For use by one thread.
 
     Args:
-        found: The first kernel.
+        kernel: The first kernel.
         host: The GPU's host, which has one session at a time.
-        on_event: Receives one line for a person.
+        on_event: Receives one line for the user.
         strikes: The faults of the first kernel's configs, which the sessions of all GPUs share.
 
     Raises:
@@ -65,13 +65,13 @@ class RemoteSession:
     """
 
     def __init__(
-        self, found: FoundKernel, host: Host, *, on_event: Callable[[str], None], strikes: Strikes
+        self, kernel: FoundKernel, host: Host, *, on_event: Callable[[str], None], strikes: Strikes
     ) -> None:
-        self._found, self._host, self._on_event, self._strikes = found, host, on_event, strikes
+        self._kernel, self._host, self._on_event, self._strikes = kernel, host, on_event, strikes
         self._stopped = self._is_open = False
         self._given: set[str] = set()
         self.spent = Spent()
-        """What all requests so far took."""
+        """Time spent on all requests so far."""
         self._identity: dict[str, str] = {}
         self._open()
 
@@ -83,35 +83,35 @@ class RemoteSession:
     ) -> None:
         self.close()
 
-    def turn_to(self, found: FoundKernel, strikes: Strikes) -> None:
+    def turn_to(self, kernel: FoundKernel, strikes: Strikes) -> None:
         """Measure another kernel from here on."""
-        self._found, self._strikes = found, strikes
+        self._kernel, self._strikes = kernel, strikes
         if self._is_open:
-            self._asked("turn_to", found.module, found.tunable.name)
+            self._asked("turn_to", kernel.module, kernel.tunable.name)
 
     def close(self) -> None:
-        """End what is measured there, and release the GPU."""
+        """End the host's measurement and release the GPU."""
         self._is_open = False
-        with suppress(HostLostError):  # nothing is left to be closed
+        with suppress(HostLostError):  # a lost host has nothing to close
             self._host.ask("close")
 
     def interrupt(self) -> None:
-        """End the host, called by another thread; the measuring one gets a `MeasuringStopped`."""
+        """End the host; called from another thread. The measuring thread gets a `MeasuringStopped`."""
         self._stopped = True
         self._host.kill()
 
     def identity(self) -> dict[str, str]:
-        """The conditions without which times cannot be compared."""
+        """Return the conditions under which times compare."""
         return dict(self._identity)
 
     def device(self) -> Device:
-        """The GPU as grids are computed for it; starts the measuring process there."""
+        """Return the GPU as grids are computed for it; starts the host's measuring process."""
         device = self._asked("device")
         assert isinstance(device, Device)
         return device
 
     def answer(self, request: Request, on_outcome: OnOutcome = ignore) -> list[Outcome]:
-        """Do what is asked: see `aot_tune.tuner.measure.request.Session`."""
+        """Execute a request: see `aot_tune.tuner.measure.request.Session`."""
         if not self._is_open:
             self._open()
         sent, cubins = self._packed(request)
@@ -127,20 +127,20 @@ class RemoteSession:
         except HostLostError as lost:
             raise self._lost(lost) from lost
         except BaseException:
-            self.close()  # else it goes on with what nobody waits for any more
+            self.close()  # else the host continues a request that nobody waits for
             raise
         if reply is None:
-            raise self._lost(HostLostError("it ended its answer before all was measured"))
+            raise self._lost(HostLostError("its answer ended before all configs were measured"))
         self._given.update(digest for digest in sent.digests.values() if digest is not None)
         self._strikes.learn(sent.known, reply.known)
         outcomes = self._taken(reply)
         assert isinstance(outcomes, list)
         return outcomes
 
-    # Talking ------------------------------------------------------------------------------------------------
+    # Messages -----------------------------------------------------------------------------------------------
 
     def _open(self) -> None:
-        identity = self._asked("open", self._found.module, self._found.tunable.name)
+        identity = self._asked("open", self._kernel.module, self._kernel.tunable.name)
         assert isinstance(identity, dict)
         self._identity, self._given, self._is_open = identity, set(), True
 
@@ -152,7 +152,7 @@ class RemoteSession:
         return self._taken(reply)
 
     def _packed(self, request: Request) -> tuple[RemoteRequest, list[bytes]]:
-        """A request as it is sent, and those of its cubins that the host does not have."""
+        """Return a request in the form to send, and its cubins that the host lacks."""
         digests: dict[Config, str | None] = {}
         cubins: dict[str, bytes] = {}
         for config, path in request.configs.items():
@@ -162,12 +162,12 @@ class RemoteSession:
                 digest = digests[config] = hashlib.sha256(cubin).hexdigest()
                 if digest not in self._given:
                     cubins[digest] = cubin
-        bare = replace(request, configs={})  # a path means nothing there
+        bare = replace(request, configs={})  # paths are of this machine
         sent = RemoteRequest(request=bare, digests=digests, known=self._strikes.known())
         return sent, list(cubins.values())
 
     def _taken(self, reply: Reply) -> object:
-        """The value of a reply; what it took is counted here."""
+        """Return a reply's value, or raise its error; add the time spent."""
         for line in reply.notes:
             self._on_event(line)
         self.spent += reply.spent
@@ -188,5 +188,5 @@ def _content(path: Path) -> bytes:
         return path.read_bytes()
     except OSError as error:
         raise TuneError(
-            f"{path} cannot be read ({error.strerror}); give the same command to go on"
+            f"{path} cannot be read ({error.strerror}); run the same command again to continue"
         ) from error

@@ -1,1 +1,1 @@
-"""What a sweep does next: which task a GPU draws, and when the next kernel begins."""
+"""Schedule a sweep: the next task of each GPU, and the start of the next kernel."""

@@ -1,4 +1,4 @@
-"""Several kernels of a sweep at once: the next begins before a GPU or a compiler rests. Knows no kernel."""
+"""Overlap the kernels of a sweep: start the next before a GPU or a compiler is idle."""
 
 from __future__ import annotations
 
@@ -6,29 +6,29 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import FIRST_COMPLETED, FIRST_EXCEPTION, Future, ThreadPoolExecutor, wait
 from typing import TypeVar
 
-BESIDE = 2
-"""Kernels in flight beside one for each GPU. More would only wait for those before them."""
+EXTRA_KERNELS = 2
+"""Running kernels in addition to one for each GPU. More would only wait for earlier kernels."""
 
 _LOOK_S = 0.1
-"""Seconds after which the waiting thread looks again whether the next one may begin."""
+"""Seconds between two checks whether the next kernel may begin."""
 
 K = TypeVar("K")
 R = TypeVar("R")
 
 
-def may_begin(*, in_flight: int, planned: bool, gpus: int, waiting: int, compilers_rest: bool) -> bool:
-    """Whether the next kernel begins beside those that are in flight.
+def may_begin(*, running: int, planned: bool, gpus: int, waiting: int, compilers_rest: bool) -> bool:
+    """Return whether the next kernel may begin.
 
     Args:
-        in_flight: Number of kernels that have begun and not ended.
-        planned: Whether all of these have said what they need.
+        running: Number of kernels that have begun and not ended.
+        planned: Whether all of these have planned their tasks.
         gpus: Number of GPUs.
         waiting: Number of tasks that no GPU has drawn yet.
-        compilers_rest: Whether a compiling process has nothing to do.
+        compilers_rest: Whether a compiling process is idle.
     """
-    if not in_flight:
+    if not running:
         return True
-    return planned and in_flight < gpus + BESIDE and (waiting < gpus or compilers_rest)
+    return planned and running < gpus + EXTRA_KERNELS and (waiting < gpus or compilers_rest)
 
 
 def run_overlapping(
@@ -39,14 +39,14 @@ def run_overlapping(
     stop: Callable[[], None],
     stopped: type[BaseException],
 ) -> list[R]:
-    """Do something with each of several kernels, in order; the next begins beside those that run.
+    """Process kernels in order, each in a thread of its own; they may overlap.
 
     Args:
-        work: Does it, in a thread of its own.
+        work: Processes a kernel.
         kernels: The kernels.
-        begins: Whether the next may begin, given how many run; always where none does.
-        stop: Ends what the threads wait for, where one of them fails or the caller is interrupted.
-        stopped: What they raise then; it is not what went wrong.
+        begins: Returns whether the next kernel may begin, given the number of running kernels; true for 0.
+        stop: Interrupts the threads' waiting, after one of them failed or the caller was interrupted.
+        stopped: The type of error that they raise then, which is not the cause.
 
     Returns:
         The results in the order of the kernels.
@@ -61,7 +61,7 @@ def run_overlapping(
         try:
             return work(kernel)
         except BaseException as error:
-            errors.append(error)  # in the order in which they come
+            errors.append(error)  # in order of time
             raise
 
     with ThreadPoolExecutor(max(len(kernels), 1), thread_name_prefix="aot_tune kernel") as threads:

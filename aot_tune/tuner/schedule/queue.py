@@ -1,4 +1,4 @@
-"""The order of the tasks that all GPUs draw from. Pure: knows no thread, no clock and no GPU."""
+"""Order the tasks that all GPUs draw from. Pure: no thread, no clock and no GPU."""
 
 from __future__ import annotations
 
@@ -11,14 +11,14 @@ T = TypeVar("T")
 
 
 class TaskQueue(Generic[T]):
-    """Tasks that wait. The kernel that is first in the sweep comes first: so that kernels end one by one.
+    """Waiting tasks in the order of their kernels in the sweep, so that kernels end one by one.
 
-    Of one kernel the longest task comes first, of equal ones the one that was added first. What a kernel has
-    no task for is left to those behind it.
+    The longest task of a kernel comes first, among equal tasks the earliest. Tasks of later kernels fill the
+    remaining time.
 
     Args:
-        order: The kernels' names. Those that are not named come last. It is read as each task is added, so
-            that who made the list may still fill it.
+        order: The kernels' names. Kernels without a name here come last. It is read as each task is added, so
+            that the caller may still extend it.
     """
 
     def __init__(self, order: Sequence[str] = ()) -> None:
@@ -30,7 +30,7 @@ class TaskQueue(Generic[T]):
         return len(self._waiting)
 
     def __iter__(self) -> Iterator[T]:
-        return (one for *_, one in self._waiting)
+        return (task for *_, task in self._waiting)
 
     def add(self, task: T, kernel: str, length: float = 0.0) -> None:
         """Add a task of a kernel."""
@@ -38,7 +38,7 @@ class TaskQueue(Generic[T]):
         insort(self._waiting, (rank, -length, next(self._numbers), task))
 
     def draw(self, may: Callable[[T], bool] = lambda task: True) -> T | None:
-        """Remove and return the first task that may be drawn; None where there is none."""
+        """Remove and return the first task that passes `may`; None without such a task."""
         for place, (*_, task) in enumerate(self._waiting):
             if may(task):
                 del self._waiting[place]
@@ -46,15 +46,15 @@ class TaskQueue(Generic[T]):
         return None
 
     def drop(self, out: Callable[[T], bool]) -> None:
-        """Remove all tasks of a sort."""
-        self._waiting = [one for one in self._waiting if not out(one[-1])]
+        """Remove all tasks for which `out` is true."""
+        self._waiting = [waiting for waiting in self._waiting if not out(waiting[-1])]
 
 
 FEW = 8
-"""Tasks that need a fresh process and together take about as long as its start."""
+"""Number of tasks for a fresh process that together take about as long as its start."""
 
 MANY = 32
-"""Such tasks for which another GPU starts one although it has something else to do."""
+"""Number of such tasks for which another GPU starts a fresh process in spite of other tasks."""
 
 
 def draw_for(
@@ -65,23 +65,24 @@ def draw_for(
     is_fresh: bool,
     fresh: int,
 ) -> T | None:
-    """Draw the next task for a GPU, so that few processes are replaced by fresh ones.
+    """Draw the next task for a GPU, so that few processes are replaced by fresh processes.
 
-    A fresh process has timed nothing. A GPU that has one does what needs one first. The others leave that to
-    these GPUs, unless there are `MANY` such tasks for each of them, or `FEW` and nothing else to do.
+    A fresh process has timed nothing. A GPU with a fresh process first does the tasks that need one. Other
+    GPUs leave such tasks to these GPUs, unless there are more than `MANY` for each of these GPUs, or more
+    than `FEW` and no other task.
 
     Args:
         queue: The tasks.
-        may: Whether the GPU may do a task now.
-        needs_fresh: Whether a task needs a fresh process.
+        may: Returns whether the GPU may do a task now.
+        needs_fresh: Returns whether a task needs a fresh process.
         is_fresh: Whether the GPU's process is fresh.
-        fresh: Number of other GPUs whose processes are.
+        fresh: Number of other GPUs with fresh processes.
     """
     if is_fresh:
-        found = queue.draw(lambda task: needs_fresh(task) and may(task))
-        return found if found is not None else queue.draw(may)
+        task = queue.draw(lambda task: needs_fresh(task) and may(task))
+        return task if task is not None else queue.draw(may)
     waiting = sum(map(needs_fresh, queue))
     if waiting > MANY * fresh:
         return queue.draw(may)
-    found = queue.draw(lambda task: not needs_fresh(task) and may(task))
-    return queue.draw(may) if found is None and waiting > FEW * fresh else found
+    task = queue.draw(lambda task: not needs_fresh(task) and may(task))
+    return queue.draw(may) if task is None and waiting > FEW * fresh else task

@@ -225,7 +225,7 @@ class KernelSweep:
         def task(each: ProblemPlan) -> Task:
             missing = state.waits_for(jobs[each.problem])
             return Task(
-                kernel=self._plan.kernel.found,
+                kernel=self._plan.kernel.declared,
                 work=lambda seat: self._begin(step, each, seat, work),
                 length=priorities[each.problem],
                 owner=None if step == "recheck" else state.results.owner(step, each.problem),

@@ -19,7 +19,7 @@ from aot_tune.tuner.choose.states import (
     StateTimes,
     contenders,
     in_worst_state,
-    states_beside,
+    other_states,
 )
 from aot_tune.tuner.choose.times import as_of_first_run, finalists
 from aot_tune.tuner.compile.job import Compiled
@@ -130,7 +130,7 @@ class ProblemPass:
 
         def contend(times: _Run) -> dict[State, list[Config]]:
             chosen = contenders(times, keep, most=MOST_CONTENDERS if of == "candidates" else None)
-            return dict.fromkeys(states_beside(times), chosen) if chosen else {}
+            return dict.fromkeys(other_states(times), chosen) if chosen else {}
 
         def near(times: _Run, states: StateTimes) -> list[Config]:
             return finalists(in_worst_state(times, states), keep) if finals else []

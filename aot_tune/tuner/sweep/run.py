@@ -128,9 +128,9 @@ class _Kernels:
             self._one, self.kernels, begins=self._may_begin, stop=self.crew.close, stopped=MeasuringStopped
         )
 
-    def _may_begin(self, in_flight: int) -> bool:
+    def _may_begin(self, running: int) -> bool:
         return may_begin(
-            in_flight=in_flight,
+            running=running,
             planned=all(self.crew.has_begun(name) or name in self.rows for name in self.begun),
             gpus=self.crew.size,
             waiting=self.crew.waiting,

@@ -107,7 +107,7 @@ def test_it_tells_how_long_it_will_take(tmp_path: Path, monkeypatch: pytest.Monk
     monkeypatch.setattr(build_cubins, "_SAY_SECONDS", 0.0)
     said: list[str] = []
     build(request(tmp_path, tmp_path / "empty"), said.append)
-    assert said[0] == "compiling 4 cubins; 0 are there already"
+    assert said[0] == "compiling 4 cubins; 0 exist already"
     assert any(line.startswith("compiled ") and " of 4, about " in line for line in said[1:]), said
 
 
@@ -233,7 +233,7 @@ def test_naming_a_module_keeps_the_kernels_of_others_and_drops_what_it_declares_
     assert [kernel.kernel for kernel in report.kernels] == ["helped", "other", "scale"]
     assert section(report, "other").cubin(*section(report, "other").keys[0]) == b"code"
     assert any(f"{report.path} keeps helped other, not of {MODULE}; " in line for line in said)
-    assert any(f"{report.path} loses gone, declared no more" in line for line in said)
+    assert any(f"{report.path} loses gone, no longer declared" in line for line in said)
 
 
 def test_a_module_s_submodules_are_its_own(tmp_path: Path, cubins: Path) -> None:
@@ -249,7 +249,7 @@ def test_with_no_module_named_what_is_declared_nowhere_is_dropped_and_said(
     said: list[str] = []
     report = one(build(request(tmp_path, cubins), said.append))
     assert [kernel.kernel for kernel in report.kernels] == ["scale"]
-    assert any("loses gone helped other, declared no more" in line for line in said)
+    assert any("loses gone helped other, no longer declared" in line for line in said)
 
 
 def test_a_damaged_archive_is_replaced_and_the_loss_is_said(tmp_path: Path, cubins: Path) -> None:

@@ -60,7 +60,7 @@ def test_an_archive_of_a_table_that_was_tuned_since_does_not_fit(folder: Path) -
     write(folder, dataclasses.replace(table, portfolio=(other,), entries=(made,)))
     [fault] = only(folder).faults
     assert fault.startswith("scale: 3 of the ")
-    assert fault.endswith("signatures that its table asks for have no cubin")
+    assert fault.endswith("signatures that its table needs have no cubin")
 
 
 def test_undeclared_kernels_do_not_fit_and_absent_ones_are_missing(folder: Path) -> None:

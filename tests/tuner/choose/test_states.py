@@ -13,7 +13,7 @@ from aot_tune.tuner.choose.states import (
     contenders,
     in_worst_state,
     mean_ratio,
-    states_beside,
+    other_states,
 )
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.values.config import Config
@@ -30,8 +30,8 @@ def times(row: Mapping[Config, float]) -> dict[Config, Measurement]:
 
 
 def test_long_kernels_are_timed_in_one_more_state() -> None:
-    assert states_beside(times({A: LONG_US, B: 999.0})) == ("read", "written", "tight")
-    assert states_beside(times({A: LONG_US - 1, B: 999.0})) == ("written", "tight")
+    assert other_states(times({A: LONG_US, B: 999.0})) == ("read", "written", "tight")
+    assert other_states(times({A: LONG_US - 1, B: 999.0})) == ("written", "tight")
 
 
 def test_those_that_may_win_are_timed_in_other_states() -> None:

@@ -90,12 +90,12 @@ def test_jobs_compile_in_children_and_a_second_run_takes_them_from_the_folder(
 
 def test_children_that_start_at_once_are_there_when_the_first_job_comes(tmp_path: Path) -> None:
     with CompilePool(2, 60.0, tmp_path, at_once=True) as pool:
-        pids = [seat.worker.pid for seat in pool._seats]
+        pids = [child.worker.pid for child in pool._children]
         assert (len(pids), pool.idle, pool.unfinished) == (2, 2, 0)
         for one in (job(16), job(32)):
             pool.submit(one)
         assert len(all_results(pool)) == 2
-        assert [seat.worker.pid for seat in pool._seats] == pids
+        assert [child.worker.pid for child in pool._children] == pids
 
 
 def test_a_kernel_that_no_child_can_load_is_refused_and_the_pool_goes_on(tmp_path: Path) -> None:
@@ -308,7 +308,7 @@ def test_compiling_children_give_way_where_they_are_asked_to(tmp_path: Path, *, 
         pool.submit(job(16))
         [result] = all_results(pool).values()
         assert isinstance(result, Compiled)
-        guard = pool._seats[0].worker.pid
+        guard = pool._children[0].worker.pid
         [child] = Path(f"/proc/{guard}/task/{guard}/children").read_text().split()
         assert (os.getpriority(os.PRIO_PROCESS, int(child)) > mine) == yielding
 
@@ -332,7 +332,7 @@ def test_a_folder_that_cannot_be_made_is_refused(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with (
         CompilePool(1, 60.0, tmp_path / "file" / "cubins") as pool,
-        pytest.raises(StoreError, match=r"no folder for cubins.*name another with --cubins"),
+        pytest.raises(StoreError, match=r"the folder for cubins.*name another with --cubins"),
     ):
         pool.submit(job(16))
 

@@ -72,7 +72,7 @@ def test_what_is_no_file_is_refused_and_never_waited_for(folder: Path, what: str
         os.mkfifo(path)
     else:
         path.mkdir()
-    with pytest.raises(TuneError, match=r"GPU-1 cannot be locked .*; remove what lies there"):
+    with pytest.raises(TuneError, match=r"GPU-1 cannot be locked .*; remove this file"):
         GpuLock("GPU-1", "tuning")
     assert not (folder / "elsewhere").exists()
 

@@ -271,9 +271,9 @@ def test_a_config_that_faulted_on_two_problems_is_struck(start: Start, folder: P
     outcomes = session.answer(Measure(THREE, of("bad", "b")))
     assert by_name(outcomes) == {"bad": "fault", "b": "ok"}
     assert isinstance(outcomes[0], Failure)
-    assert outcomes[0].message == "struck: it faulted on M=16 and on M=32"
+    assert outcomes[0].message == "excluded: it faulted on M=16 and on M=32"
     assert events(folder).count("verify bad") == ran
-    assert told[-1] == "struck, faulted on 2 problems: name=bad"
+    assert told[-1] == "excluded after faults on 2 problems: name=bad"
 
 
 def test_a_config_that_faulted_on_one_problem_runs_on_the_next(start: Start) -> None:
@@ -322,7 +322,7 @@ def test_a_problem_whose_arguments_cannot_be_made_fails_and_not_the_gpu(start: S
     session.answer(Measure(ONE, of("a")))
     for kind in (Measure, Finals, Recheck):
         with pytest.raises(
-            ProblemFailedError, match=r"M=32 cannot be measured, while the GPU is well"
+            ProblemFailedError, match=r"M=32 cannot be measured, while the GPU works"
         ) as failed:
             session.answer(kind(TWO, of("a")))
         assert failed.value.problem == TWO
@@ -956,7 +956,7 @@ def test_a_winner_is_launched_many_times_before_it_counts(start: Start, folder: 
     session.answer(Measure(ONE, of("a", "flaky")))
     (failure,) = session.answer(Recheck(ONE, of("a", "flaky")))
     assert (str(failure.config["name"]), failure.stage) == ("flaky", "verify")
-    assert failure.message == "out: 1 is wrong, at launch 1 after one that was right"
+    assert failure.message == "out: 1 is wrong, at launch 1 after a correct one"
     assert events(folder).count("again a") == LAUNCHES
 
 
@@ -1135,7 +1135,7 @@ def test_garbage_on_the_pipe_is_the_fault_of_the_config_that_ran(start: Start) -
     outcomes = session.answer(Measure(ONE, of("a", "bad", "b")))
     assert by_name(outcomes) == {"a": "ok", "bad": "fault", "b": "ok"}
     assert isinstance(outcomes[1], Failure)
-    assert "sent what is no message" in outcomes[1].message
+    assert "sent an invalid message" in outcomes[1].message
 
 
 # Disturbances are carried -----------------------------------------------------------------------------------
@@ -1161,5 +1161,5 @@ def test_another_process_on_the_gpu_is_told_at_the_start(
     start({})
     (line,) = told
     assert line.startswith(
-        "other processes compute on the GPU (12, 4711): times taken beside them are marked"
+        "other processes compute on the GPU (12, 4711): times taken while they run are marked"
     )

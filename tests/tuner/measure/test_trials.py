@@ -88,7 +88,7 @@ def test_what_it_should_not_say_is_a_fault_of_the_config_that_runs(messages: lis
     outcome = run(Supervised((messages, STATES), (messages, STATES)), A)[A]
     assert isinstance(outcome, Failure)
     assert outcome.stage == "fault"
-    assert outcome.message.startswith("the worker said what it should not: ")
+    assert outcome.message.startswith("unexpected message from the worker: ")
 
 
 @pytest.mark.parametrize(

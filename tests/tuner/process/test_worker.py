@@ -247,7 +247,7 @@ def test_a_crash_that_leaves_a_child_is_noticed_at_once(worker: Worker) -> None:
     ],
 )
 def test_what_is_no_message_is_the_childs_death_with_a_reason(worker: Worker, data: str) -> None:
-    with pytest.raises(WorkerDied, match="the worker process sent what is no message, and was killed"):
+    with pytest.raises(WorkerDied, match="the worker process sent an invalid message and was killed"):
         worker.request("write", {"data": data}, 30)
     assert not worker.running()
 

@@ -252,7 +252,7 @@ def test_gpus_that_differ_are_refused_and_a_resource_chooses_and_counts_them(nod
         nodes.remove_node(lying)
     other = nodes.add_node(**NODE, node_name="h100", env_vars={"FAKE_GPU": "NVIDIA H100"})
     try:
-        with pytest.raises(TuneError, match=r"GPUs of the cluster differ .*choose nodes with equal ones"):
+        with pytest.raises(TuneError, match=r"GPUs of the cluster differ .*choose nodes with equal GPUs"):
             Cluster(nodes.address, SM90, (found,), said.append)
     finally:
         nodes.remove_node(other)

@@ -54,7 +54,7 @@ def test_a_node_with_another_release_or_compiler_is_told_from_the_driver(
 def test_a_node_without_the_kernels_says_what_it_lacks() -> None:
     there = described([("no.such.module", "scale")])
     said = differences(described(KERNELS), there)
-    assert "the source of scale is not to be had (" in said
+    assert "the source of scale is not available (" in said
     assert "no.such.module" in said
 
 

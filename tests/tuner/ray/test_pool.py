@@ -11,7 +11,7 @@ from aot_tune.errors import TuneError
 from aot_tune.nvidia.cubin import Resources
 from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileJob, cached, is_transient
 from aot_tune.tuner.compile.job_queue import KernelRefusedError
-from aot_tune.tuner.ray.compiler import CompiledThere
+from aot_tune.tuner.ray.compiler import RemoteResult
 from aot_tune.tuner.ray.pool import RemotePool, TaskLostError
 from tests.support.samples import SM90
 
@@ -23,7 +23,7 @@ def _job(key: str, name: str = "scale") -> CompileJob:
 class ScriptedTasks:
     """Tasks that end when a test says so, with what it says."""
 
-    def __init__(self, **answers: CompiledThere | Exception) -> None:
+    def __init__(self, **answers: RemoteResult | Exception) -> None:
         self.answers = answers
         self.begun: list[str] = []
         self.cancelled: list[str] = []
@@ -36,7 +36,7 @@ class ScriptedTasks:
     def wait(self, tasks: Any, timeout_s: float) -> list[str]:
         return [task for task in tasks if task in self.ended]
 
-    def result(self, task: str) -> CompiledThere:
+    def result(self, task: str) -> RemoteResult:
         answer = self.answers[task]
         if isinstance(answer, Exception):
             raise answer
@@ -46,9 +46,9 @@ class ScriptedTasks:
         self.cancelled.append(task)
 
 
-def _there(key: str, cubin: bytes = b"code") -> CompiledThere:
+def _there(key: str, cubin: bytes = b"code") -> RemoteResult:
     resources = Resources(registers=32, stack_bytes=0, shared_bytes=0, threads=128)
-    return CompiledThere(
+    return RemoteResult(
         result=Compiled(
             key=key, path=Path(f"/on/its/node/{key}.cubin"), code="c", resources=resources, loop=None,
             seconds=0.5, cached=False,
@@ -88,7 +88,7 @@ def test_as_many_tasks_run_as_there_are_cpus_and_closing_ends_them(tmp_path: Pat
 
 def test_a_task_that_ray_gives_up_is_a_failure_that_the_next_sweep_tries_again(tmp_path: Path) -> None:
     failure = CompileFailure(key="b", message="no tile fits", seconds=0.1)
-    tasks = ScriptedTasks(a=TaskLostError("the node died"), b=CompiledThere(result=failure))
+    tasks = ScriptedTasks(a=TaskLostError("the node died"), b=RemoteResult(result=failure))
     tasks.ended = ["a", "b"]
     with RemotePool(tasks, 2, tmp_path) as pool:
         pool.submit(_job("a"))
@@ -101,7 +101,7 @@ def test_a_task_that_ray_gives_up_is_a_failure_that_the_next_sweep_tries_again(t
 
 
 def test_where_a_node_can_compile_nothing_the_sweep_stops_with_its_reason(tmp_path: Path) -> None:
-    tasks = ScriptedTasks(a=CompiledThere(refusal="nothing can be compiled: no such module"))
+    tasks = ScriptedTasks(a=RemoteResult(refusal="nothing can be compiled: no such module"))
     tasks.ended = ["a"]
     with RemotePool(tasks, 2, tmp_path) as pool:
         pool.submit(_job("a"))
@@ -110,7 +110,7 @@ def test_where_a_node_can_compile_nothing_the_sweep_stops_with_its_reason(tmp_pa
 
 
 def test_a_kernel_that_a_node_cannot_load_leaves_the_others_compiling(tmp_path: Path) -> None:
-    tasks = ScriptedTasks(a=CompiledThere(refusal="no such module", of_kernel=True), c=_there("c"))
+    tasks = ScriptedTasks(a=RemoteResult(refusal="no such module", of_kernel=True), c=_there("c"))
     with RemotePool(tasks, 2, tmp_path) as pool:
         for key in ("a", "b", "d"):
             pool.submit(_job(key))

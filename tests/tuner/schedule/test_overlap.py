@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 import pytest
 
-from aot_tune.tuner.schedule.overlap import BESIDE, may_begin, run_overlapping
+from aot_tune.tuner.schedule.overlap import EXTRA_KERNELS, may_begin, run_overlapping
 
 
 class Stopped(Exception):
@@ -28,15 +28,15 @@ def _run(
         ({"waiting": 2}, False),
         ({"waiting": 2, "compilers_rest": True}, True),
         ({"planned": False}, False),
-        ({"in_flight": 2 + BESIDE}, False),
-        ({"in_flight": 0, "planned": False, "waiting": 9}, True),
+        ({"running": 2 + EXTRA_KERNELS}, False),
+        ({"running": 0, "planned": False, "waiting": 9}, True),
     ],
     ids=["gpus rest", "all have work", "compilers rest", "one plans still", "enough", "none in flight"],
 )
 def test_the_next_kernel_begins_before_a_gpu_or_a_compiler_rests(
     changes: dict[str, int], begins: bool
 ) -> None:
-    values = {"in_flight": 1, "planned": True, "gpus": 2, "waiting": 1, "compilers_rest": False} | changes
+    values = {"running": 1, "planned": True, "gpus": 2, "waiting": 1, "compilers_rest": False} | changes
     assert may_begin(**values) is begins  # type: ignore[arg-type]
 
 

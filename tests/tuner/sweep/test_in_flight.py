@@ -47,7 +47,7 @@ def one(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> dict[str, bytes]:
     """The tables of one GPU and one kernel after another, made once."""
     if not ONE:
         with monkeypatch.context() as alone:
-            alone.setattr(sweep, "may_begin", lambda *, in_flight, **_: not in_flight)
+            alone.setattr(sweep, "may_begin", lambda *, running, **_: not running)
             assert _tune(tmp_path / "one", 0).complete
         HashedSession.reset()
         ONE.append(_tables(tmp_path / "one"))

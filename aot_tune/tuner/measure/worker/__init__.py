@@ -1,1 +1,1 @@
-"""The measuring process. It alone holds a CUDA context, and it can be killed."""
+"""The measuring process: it alone holds a CUDA context, and it can be killed."""

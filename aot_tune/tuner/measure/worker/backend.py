@@ -1,4 +1,4 @@
-"""The protocol of a worker's backend, and the messages that a worker sends. Knows no GPU library."""
+"""The protocol of a worker's backend, and a worker's messages. Imports no GPU library."""
 
 from __future__ import annotations
 
@@ -22,12 +22,12 @@ RECHECK_SEEDS = (2, 3)
 """The seeds of a winner's second check, in a fresh process."""
 
 LAUNCHES = 200
-"""Launches after a winner's second check, and after a wrong result's, each compared with the verified output:
-a kernel that is wrong in 2 % of its launches is found with a probability of 98 %."""
+"""Launches after the second check of a winner or of a wrong result, each compared with the verified output.
+A kernel that is wrong in 2 % of its launches is detected with a probability of 98 %."""
 
 TIMING = "L2 read"
-"""The name of the way in which samples are taken: the L2 cache is filled by reading. It is one of a journal's
-conditions, so that a journal of times taken in another way is not resumed."""
+"""Name of the way of timing: the L2 cache is filled by reading. It is one of a journal's conditions, so that
+a journal of times taken in another way is not resumed."""
 
 
 @message
@@ -39,7 +39,7 @@ class Trial:
     """The candidate."""
 
     cubin: Path | None = None
-    """Its cubin, compiled beforehand for this problem. Without one, or with another problem's, cuTile
+    """Its cubin, compiled beforehand for this problem. Without it, or with another problem's cubin, cuTile
     compiles."""
 
     launches: int = 0
@@ -49,7 +49,7 @@ class Trial:
 @message
 @dataclass(frozen=True, kw_only=True)
 class Running:
-    """Progress: a config starts, and is to blame for what happens from here on."""
+    """Progress: a config starts, and is to blame for faults from here on."""
 
     config: Config
     """The candidate that starts."""
@@ -61,7 +61,7 @@ class Done:
     """Progress: a config has an outcome, and the context is alive."""
 
     outcome: Outcome | None
-    """A measurement or a failure; None where the config was only verified, and is right. A provisional time
+    """A measurement or a failure; None where the config was only verified and is correct. A provisional time
     is followed by another message when its rivals are timed."""
 
     verify_s: float = 0.0
@@ -71,16 +71,16 @@ class Done:
 @message
 @dataclass(frozen=True, kw_only=True)
 class Poisoned:
-    """Progress: a config left a dead context, or wrote where it must not; this process sends nothing more."""
+    """Progress: a config left a dead context or wrote out of bounds; this process sends nothing more."""
 
     config: Config | None
-    """The candidate that ran; None where it is one of those that took turns, and it is not known which."""
+    """The candidate that ran; None where several took turns, and the culprit is unknown."""
 
     stage: Stage
     """``fault`` for a dead context, ``verify`` for memory that no argument covers."""
 
     message: str
-    """The driver's message, or what changed."""
+    """The driver's message, or the changed memory."""
 
 
 for _kind in (Measurement, Failure, GpuState, Device):
@@ -88,7 +88,7 @@ for _kind in (Measurement, Failure, GpuState, Device):
 
 
 class Backend(Protocol):
-    """A kernel on a GPU, made with the arguments that `turn_to` takes.
+    """A kernel on a GPU; the constructor takes the arguments of `turn_to`.
 
     Every call but `healthy` and `stage` may raise, hang, or kill the process.
 
@@ -99,22 +99,22 @@ class Backend(Protocol):
     """
 
     def turn_to(self, **arguments: Any) -> None:
-        """Close what is open, and measure another kernel from here on; raise where this process cannot."""
+        """Close the open problem and measure another kernel; raise where this process cannot."""
 
     def device(self) -> Device:
-        """The GPU as grids are computed for it."""
+        """Return the GPU as grids are computed for it."""
 
     def state(self) -> GpuState:
-        """The present clocks, and the reasons why they are not higher."""
+        """Return the present clocks, and the reasons why they are not higher."""
 
     def disturbance(self) -> str | None:
-        """Throttling or another process on the GPU, which spoils samples taken now; None without either."""
+        """Return what spoils samples now: throttling or another process on the GPU; None without either."""
 
     def canary(self) -> None:
         """Run a computation whose result is known; raise unless it is right."""
 
     def open(self, problem: Problem, seeds: Sequence[int]) -> None:
-        """Close what is open, then make this problem's arguments and references, one set for each seed."""
+        """Close the open problem, then make this problem's arguments and references for each seed."""
 
     def verify(self, trial: Trial) -> str | None:
         """Launch once per seed on poisoned outputs and compare; return what is wrong, or None."""
@@ -122,29 +122,29 @@ class Backend(Protocol):
     def again(self, trial: Trial, number: int) -> str | None:
         """Launch a verified config once more, as launch `number` from 0; return what is wrong, or None.
 
-        The output is compared with that of the verification, and with the reference where their bits differ.
+        The output is compared with the verified output, and with the reference where their bits differ.
         """
 
     def time(self, trial: Trial) -> Measurement:
-        """Time a config on the first seed's arguments, restoring before each launch those that it changes."""
+        """Time a config on the first seed's arguments, restoring changed arguments before each launch."""
 
     def check(self) -> str | None:
         """Compare what the last launch of `time` wrote; return what is wrong, or None."""
 
     def damage(self) -> str | None:
-        """What changed of the expected values, saved copies and inputs; None when nothing did."""
+        """Return which expected value, saved copy or input changed; None when none did."""
 
     def busy(self, seconds: float) -> None:
         """Let the GPU multiply large matrices for that many seconds, as a server's GPU does."""
 
     def sample(self, trial: Trial, state: State) -> float:
-        """Time one launch of a config that was verified, the GPU being in this state; return microseconds.
+        """Time one launch of a verified config in a state of the GPU; return microseconds.
 
-        What brings the GPU into the state happens before the launch and is not timed.
+        The GPU is brought into the state before the launch, which is not timed.
         """
 
     def healthy(self) -> bool:
-        """Whether the GPU's context is alive."""
+        """Return whether the GPU's context is alive."""
 
     def stage(self, error: Exception) -> Stage:
-        """The stage at which a config failed that raised this error."""
+        """Return the stage at which a config failed with this error."""

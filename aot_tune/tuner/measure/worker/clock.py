@@ -1,11 +1,11 @@
-"""Time calls on the GPU, one after another, each with the L2 cache in a known state. Knows no kernel.
+"""Time calls on the GPU, one after another, each with the L2 cache in a known state.
 
 CUDA events around the call are the clock. Before a sample a buffer several times the size of the L2 cache is
 *read*, as a server reads its weights: the cache then holds nothing that must be written back while the sample
-runs. Or it is *written*, as a server writes activations: what the cache holds must then go to memory while
+runs. Or it is *written*, as a server writes activations: the cache's contents must then go to memory while
 the sample runs. A round is queued whole, and filling the cache takes the GPU longer than a launch takes the
 host. So no sample includes waiting for the host, unless the call itself keeps the host for longer than that.
-A row of launches takes the host longer, and the clock looks whether the GPU had to wait for it.
+A row of launches takes the host longer, and the clock checks whether the GPU had to wait for it.
 """
 
 from __future__ import annotations
@@ -29,19 +29,19 @@ class EventRound:
         self._fills = 1  # before a row of launches; more where the host is slow
 
     def flush(self) -> None:
-        """Queue the reading that fills the L2 cache with unneeded data that nobody must write back."""
+        """Queue a read that fills the L2 cache with clean data."""
         self._buffer.sum()
 
     def fill(self) -> None:
-        """Queue the writing that fills the L2 cache with unneeded data that must go to memory."""
+        """Queue a write that fills the L2 cache with dirty data."""
         self._buffer.fill_(1.0)
 
     def __call__(self, calls: Sequence[Callable[[], object]], *, written: bool = False) -> list[float]:
-        """Queue every call between two events, each after the cache is filled, then wait for all of them.
+        """Queue each call between two events, after filling the cache; then wait for all.
 
         Args:
             calls: The calls.
-            written: Whether the cache is filled by writing; by reading without it.
+            written: Whether the cache is filled by writing; otherwise by reading.
         """
         samples = []
         for call in calls:
@@ -51,10 +51,10 @@ class EventRound:
         return [start.elapsed_time(end) * 1e3 for start, end in samples]
 
     def tight(self, calls: Sequence[tuple[Callable[[], object], Callable[[], object]]]) -> float:
-        """Queue launches with nothing in between but their preparations; return the time of the last one.
+        """Queue launches with only their preparations in between; return the last one's time.
 
-        What goes before them keeps the GPU busy until the host has queued them. Where that was too short, and
-        the time may hold a wait for the host, they are queued again; where it is so again, more goes before.
+        Cache fills before the row keep the GPU busy until the host has queued it. Where they were too short,
+        and the time may include a wait for the host, the row is queued again, the next times with more fills.
 
         Args:
             calls: Pairs of a preparation, which is not timed, and a launch.
@@ -63,12 +63,12 @@ class EventRound:
             us, waited = self._row(calls)
             if not waited or self._fills >= _MOST_FILLS:
                 break
-            if attempt:  # the first time a kernel may have been loaded
+            if attempt:  # in the first attempt a kernel may have been loaded
                 self._fills *= 2
         return us
 
     def _row(self, calls: Sequence[tuple[Callable[[], object], Callable[[], object]]]) -> tuple[float, bool]:
-        """The time of the last launch of a row, and whether the GPU had come to it before it was queued."""
+        """Return the time of a row's last launch, and whether the GPU had to wait for the host."""
         for _ in range(self._fills):
             self.flush()
         for prepare, launch in calls[:-1]:

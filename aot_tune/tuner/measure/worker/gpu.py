@@ -1,4 +1,6 @@
-"""The real backend: one kernel on one GPU, through torch and cuda.tile. Only a measuring worker imports it.
+"""The real backend: one kernel on one GPU, through torch and cuda.tile.
+
+Only a measuring worker imports this module.
 
 Times come from `cuda.tile.tune.exhaustive_search` on one config at a time, so that a fault belongs to that
 config. It launches three warm-ups (after at least `WARM_LAUNCHES` earlier launches, those of the verification
@@ -36,8 +38,8 @@ from aot_tune.values.problem import Problem
 
 MOST_SAMPLES = 25
 """Most samples of one search. Under its power cap a GPU never settles within 1 %: without a limit one config
-of a large matmul took 1655 samples and heated the GPU, so that the next one was timed 20 % too slow (H200).
-Finals take several rounds instead."""
+of a large matmul took 1655 samples and heated the GPU, so that the next config was timed 20 % too slow
+(H200). Finals take several rounds instead."""
 
 WARM_LAUNCHES = 2
 """Least launches of a config on a problem before its first search; with the search's own three, five
@@ -91,15 +93,15 @@ class GpuBackend:
         )
 
     def device(self) -> Device:
-        """The GPU as grids are computed for it."""
+        """Return the GPU as grids are computed for it."""
         return self._device
 
     def state(self) -> GpuState:
-        """The present clocks, and the reasons why they are not higher."""
+        """Return the present clocks, and the reasons why they are not higher."""
         return self._monitor.read()
 
     def disturbance(self) -> str | None:
-        """Throttling or another process on the GPU, which spoils samples taken now; None without either."""
+        """Return what spoils samples now: throttling or another process on the GPU; None without either."""
         held_back = self._monitor.throttled()
         if held_back:
             return f"throttled: {held_back}"
@@ -149,16 +151,16 @@ class GpuBackend:
         return self._cases[0].check()
 
     def damage(self) -> str | None:
-        """What of the expected values, saved copies and inputs changed; None when nothing did."""
+        """Return which expected value, saved copy or input changed; None when none did."""
         torch.cuda.synchronize()
         return next(filter(None, (case.damage() for case in self._cases)), None)
 
     def time(self, trial: Trial) -> Measurement:
-        """Time a config on the first seed's arguments, which are renewed before each launch and not timed."""
+        """Time a config on the first seed's arguments, renewed untimed before each launch."""
         case = self._cases[0]
         kernel = self._kernel(trial)
         self._results = []
-        case.prepare()  # poisoned: a launch that writes nothing must not pass with what an earlier one wrote
+        case.prepare()  # poisoned: a launch that writes nothing must not pass with an earlier launch's output
         while self._launches[trial.config] < WARM_LAUNCHES:
             case.renew()
             self._launch(trial, case)
@@ -194,10 +196,10 @@ class GpuBackend:
                 return
 
     def sample(self, trial: Trial, state: State) -> float:
-        """Time one launch on the first seed's arguments, which are renewed before it; return microseconds.
+        """Time one launch on the first seed's renewed arguments; return microseconds.
 
         In a tight row two launches go before it, the second of them on another seed's arguments, as a layer
-        follows another: it finds in the L2 cache what they have left there.
+        follows another: the L2 cache holds what they have left in it.
         """
         kernel, grid = self._kernel(trial), self._grid(trial.config)
 
@@ -207,13 +209,14 @@ class GpuBackend:
 
         case = self._cases[0]
         if state == "tight":
-            return self._round.tight([(one.renew, launch(one)) for one in (case, self._cases[-1], case)])
+            row = (case, self._cases[-1], case)
+            return self._round.tight([(member.renew, launch(member)) for member in row])
         case.renew()
         [us] = self._round([launch(case)], written=state == "written")
         return us
 
     def healthy(self) -> bool:
-        """Whether the GPU's context is alive; after a fault every call fails."""
+        """Return whether the GPU's context is alive; after a fault every call fails."""
         try:
             torch.cuda.synchronize()
         except Exception:  # torch and the driver raise several types; each means a dead context
@@ -221,7 +224,7 @@ class GpuBackend:
         return True
 
     def stage(self, error: Exception) -> Stage:
-        """The stage at which a config failed that raised this error."""
+        """Return the stage at which a config failed with this error."""
         from cuda.tile import TileError
 
         if not self.healthy():
@@ -258,7 +261,7 @@ class GpuBackend:
 
 
 def _cubin_of(path: Path, symbol: str) -> cutile.Cubin | None:
-    """The cubin at `path`; None, so that cuTile compiles, where it is missing or lacks this symbol."""
+    """Return the cubin at `path`; None where it is missing or lacks this symbol: cuTile then compiles."""
     try:
         cubin = path.read_bytes()
     except OSError:

@@ -22,13 +22,13 @@ REASONS = {
 """Names of NVML's clock event reasons (``nvmlClocksEventReason*``) by their bits."""
 
 THROTTLED = ("hardware slowdown", "thermal (software)", "thermal (hardware)", "power brake")
-"""The reasons that spoil a sample. The software power cap is not one of them: a large matmul reaches it
-whenever it runs, in a server as in a sweep, and would reach it again. It is recorded."""
+"""The reasons that spoil a sample. The software power cap does not: a large matmul reaches it whenever it
+runs, in a server as in a sweep, and would reach it again. It is recorded."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class GpuState:
-    """One reading. A field is None where NVML gives no answer."""
+    """One reading of the GPU's state. A field is None where NVML gives no answer."""
 
     sm_clock_mhz: int | None = None
     """Clock of the multiprocessors, MHz."""
@@ -46,7 +46,7 @@ class GpuState:
     """Whether application clocks are set. NVML does not report a range set by ``nvidia-smi -lgc``."""
 
     def as_record(self) -> dict[str, object]:
-        """The reading as plain values for a journal."""
+        """Return the reading as plain values for a journal."""
         return {
             "sm_clock_mhz": self.sm_clock_mhz,
             "memory_clock_mhz": self.memory_clock_mhz,
@@ -60,7 +60,7 @@ class GpuMonitor:
     """Reads one GPU's state. NVML stays initialised until the process ends: a start costs 10 ms and more.
 
     Args:
-        uuid: NVML's identifier, ``GPU-…``. With one that NVML does not know, each answer is None.
+        uuid: NVML's identifier, ``GPU-…``. With an identifier unknown to NVML each answer is None.
     """
 
     def __init__(self, uuid: str) -> None:
@@ -86,12 +86,12 @@ class GpuMonitor:
         )
 
     def throttled(self) -> str | None:
-        """The reasons of `THROTTLED` that hold now, separated by commas; None without any."""
+        """Return the reasons of `THROTTLED` that hold now, separated by commas; None without any."""
         held_back = [reason for reason in named(self._mask() or 0) if reason in THROTTLED]
         return ", ".join(held_back) or None
 
     def processes(self) -> frozenset[int] | None:
-        """Ids of the processes that compute on the GPU, ours included.
+        """Return ids of the processes that compute on the GPU, ours included.
 
         In a container NVML may report none, or ids of another namespace.
         """
@@ -102,7 +102,7 @@ class GpuMonitor:
         return None if running is None else frozenset(int(process.pid) for process in running)
 
     def driver(self) -> str:
-        """The driver's version; empty where NVML gives no answer."""
+        """Return the driver's version; empty where NVML gives no answer."""
         if self._nvml is None:
             return ""
         version = _ask(self._nvml.nvmlSystemGetDriverVersion)
@@ -113,13 +113,13 @@ class GpuMonitor:
         if nvml is None:
             return None
         mask: int | None = _ask(lambda: int(nvml.nvmlDeviceGetCurrentClocksEventReasons(handle)))
-        if mask is None:  # drivers before 535 have the older name alone
+        if mask is None:  # drivers before 535 have only the older name
             mask = _ask(lambda: int(nvml.nvmlDeviceGetCurrentClocksThrottleReasons(handle)))
         return mask
 
 
 def named(mask: int) -> tuple[str, ...]:
-    """The names of the reasons in NVML's bit mask."""
+    """Return the names of the reasons in NVML's bit mask."""
     return tuple(name for bit, name in REASONS.items() if mask & bit)
 
 
@@ -132,7 +132,7 @@ def _locked(mask: int | None, wanted: int | None, normal: int | None) -> bool | 
 
 
 def identity(gpu_index: int) -> dict[str, str]:
-    """The GPU's name and UUID and the driver, on which its times depend besides the kernel.
+    """Return the GPU's name and UUID and the driver's version, on which times depend.
 
     Args:
         gpu_index: As torch counts: ``cuda:<index>``.
@@ -145,7 +145,7 @@ def identity(gpu_index: int) -> dict[str, str]:
 
 
 def _ask(question: Callable[[], Any]) -> Any:
-    """NVML's answer, or None: in containers, on MIG slices and consumer boards many questions have none."""
+    """Return NVML's answer, or None: containers, MIG slices and consumer boards lack many."""
     try:
         return question()
     except Exception:

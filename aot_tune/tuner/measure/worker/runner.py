@@ -1,21 +1,22 @@
-"""Run trials in the worker process and report each before it starts, so that the parent knows whom to blame.
+"""Run trials in the worker process, and report each before it starts so that faults have an owner.
 
-Knows no GPU library: a `Backend` launches and times.
+Imports no GPU library: a `Backend` launches and times.
 
 Long kernels bring a GPU to its power cap, which it may exceed for milliseconds after a pause: of kernels
 timed one after another the first would be 10 % too fast (H200). So the long kernels near the fastest are
 timed launch by launch, in turn, and large products keep the GPU busy before each launch, as a server does.
-The winner depends on it: an fp8 tile of 128 x 128 was 1.5 % faster than one of 64 x 128 after pauses and 4 %
-slower under load.
+The winner depends on it: an fp8 tile of 128 x 128 was 1.5 % faster than a tile of 64 x 128 after pauses and
+4 % slower under load.
 
-What the L2 cache holds when a launch begins changes some configs by a third and others by nothing. So those
-that may win are timed in other states of the GPU as well (`aot_tune.tables.states`), launch by launch and in
-turn, one state after another.
+The L2 cache's contents at the start of a launch change some configs by a third and others by nothing. So
+configs that may win are timed in other states of the GPU as well (`aot_tune.tables.states`), launch by launch
+and in turn, one state after another.
 
-A time that no clock can give (zero, negative, not finite) is discarded, as is one in which the memory cannot
-move the problem's arguments, and so are samples taken while the GPU was throttled or shared. All are measured
-again, a bounded number of times. A config that leads by more than the tie band is timed again as well, before
-its time decides what is near: one sample that is too fast would keep all real contenders out.
+Impossible times are discarded: zero, negative and not finite values, and times shorter than moving the
+problem's arguments takes. Samples taken while the GPU was throttled or shared are discarded too. All are
+measured again, a bounded number of times. A config that leads by more than the tie band is timed again as
+well, before its time decides which configs are near: one sample that is too fast would exclude all real
+contenders.
 
 Each time is reported as provisional when it is taken, so that a later fault throws none away. The parent
 hands the provisional times back with the rest of a request whose worker broke.
@@ -50,15 +51,14 @@ from aot_tune.values.problem import Problem
 from aot_tune.values.text import error_in_words
 
 TRIES = 3
-"""How often one config is timed at most when its times are unusable or uncertain."""
+"""Most timings of one config whose times are unusable or uncertain."""
 
 WIDE = 0.05
-"""A config is timed again when its error margin is above this fraction of its mean; one bad sample of five is
-enough for that."""
+"""A config is timed again when its error margin is above this fraction of its mean. One bad sample of five
+suffices for that."""
 
 NEAR = 1.25
-"""Long kernels are timed in turn if they take at most this many times as long as the fastest; the others have
-lost."""
+"""Long kernels are timed in turn up to this multiple of the fastest time; slower ones have lost."""
 
 SAMPLES = 8
 """Launches of each config in one round of turns."""
@@ -67,8 +67,8 @@ STATE_SAMPLES = 4
 """Launches of each config that are timed in another state of the GPU."""
 
 MOST_STATE_SAMPLES = 12
-"""Such launches of a config whose margin of error is wide: where something hits two of four, their median
-tells of that, and a worst state decides winners."""
+"""Most such launches of a config whose margin of error is wide. An interruption of two launches out of four
+moves their median, and a worst state decides winners."""
 
 BUSY_FIRST_S = 0.1
 """Seconds of large products before a round of turns. An H200 may exceed its power cap for some 50 ms after a
@@ -78,25 +78,25 @@ BUSY_BETWEEN_S = 0.001
 """Seconds of large products before each launch of a round of turns."""
 
 LEAST_LAUNCHES = 50
-"""Launches that a config which is launched again and again gets however long they take."""
+"""Least number of repeated launches of a config, however long they take."""
 
 LAUNCHES_SECONDS = 0.3
-"""Seconds after which it gets no more than that. A sweep launches the configs of a problem some 1500 times,
-so that these launches add a few percent."""
+"""Seconds after which a config gets no more than `LEAST_LAUNCHES`. A sweep launches the configs of a problem
+some 1500 times, so that these launches add a few percent."""
 
 MOST_TEXT = 4000
-"""Most characters of an error that a failure repeats: a compiler may say megabytes, and each is kept."""
+"""Most characters of an error that a failure repeats: a compiler may write megabytes, and each is kept."""
 
 PAUSE_SECONDS = 0.5
 """Seconds of waiting before spoilt samples are taken again."""
 
 PATIENCE_SECONDS = 60.0
-"""Most seconds of such waiting in the life of one worker. Afterwards spoilt samples are kept and reported as
-disturbed: an idle process of somebody else may stay on the GPU all day."""
+"""Most seconds of waiting for undisturbed samples in the life of one worker. Afterwards spoilt samples are
+kept and reported as disturbed: another user's idle process may stay on the GPU all day."""
 
 
 _Run = Callable[[Trial], "Outcome | None"]
-"""Runs a trial; returns its outcome, None where it was only checked and is right."""
+"""Runs a trial; returns its outcome, None where it was only checked and is correct."""
 
 
 class _ContextDead(Exception):
@@ -129,8 +129,7 @@ class TrialRunner:
         self._least_us = 0.0
         self._careful = False
         self._timed_alone: dict[Config, Measurement] = {}
-        """The first time of each config on the open problem, taken one config after another and not in
-        turn."""
+        """First time of each config on the open problem, taken config by config, not in turn."""
 
     def turn_to(self, arguments: Mapping[str, object]) -> None:
         """Run the trials of another kernel from here on.
@@ -146,11 +145,11 @@ class TrialRunner:
         self._backend.canary()
 
     def device(self) -> Device:
-        """The GPU as grids are computed for it."""
+        """Return the GPU as grids are computed for it."""
         return self._backend.device()
 
     def state(self) -> GpuState:
-        """The present clocks, and the reasons why they are not higher."""
+        """Return the present clocks, and the reasons why they are not higher."""
         return self._backend.state()
 
     def open(self, problem: Problem, seeds: Sequence[int]) -> str | None:
@@ -181,9 +180,9 @@ class TrialRunner:
 
         Args:
             trials: The configs.
-            known: Times that were taken before. Their configs are not verified and timed alone again; those
-                that are no trials only say how fast the others are.
-            least_us: A shorter time cannot be, microseconds.
+            known: Times that were taken before. Their configs are not verified and timed alone again; times
+                of other configs serve for comparison only.
+            least_us: Least possible time, microseconds.
             careful: Whether to look for damage after each launch of a turn.
 
         Returns:
@@ -191,16 +190,16 @@ class TrialRunner:
         """
         before = self._backend.state()
         self._least_us, self._careful = least_us, careful
-        self._timed_alone.update((one.config, one) for one in known)
+        self._timed_alone.update((timing.config, timing) for timing in known)
         with suppress(_ContextDead):
             new = [trial for trial in trials if trial.config not in self._timed_alone]
             self._run_each(new, self._verify_and_time)
-            times = {one.config for one in known} | {trial.config for trial in trials}
-            self._time_leader_again(trials, times)
-            held = [trial for trial in trials if trial.config in self._timed_alone]
-            fastest = self._fastest(times)
-            near = [trial for trial in held if self._timed_alone[trial.config].mean_us <= NEAR * fastest]
-            self._report_held(held, self._timed_alone, self._loaded(near if fastest >= LONG_US else []))
+            configs = {timing.config for timing in known} | {trial.config for trial in trials}
+            self._time_leader_again(trials, configs)
+            timed = [trial for trial in trials if trial.config in self._timed_alone]
+            fastest = self._fastest(configs)
+            near = [trial for trial in timed if self._timed_alone[trial.config].mean_us <= NEAR * fastest]
+            self._report_final(timed, self._timed_alone, self._loaded(near if fastest >= LONG_US else []))
         return before, self._backend.state()
 
     def time(
@@ -218,9 +217,9 @@ class TrialRunner:
         """
         before = self._backend.state()
         self._least_us, self._careful = 0.0, careful
-        taken = {one.config: one for one in known}
-        for config, one in taken.items():
-            self._timed_alone.setdefault(config, one)
+        taken = {timing.config: timing for timing in known}
+        for config, timing in taken.items():
+            self._timed_alone.setdefault(config, timing)
         with suppress(_ContextDead):
             configs = {trial.config for trial in trials}
             if not (configs <= self._timed_alone.keys() and self._fastest(configs) >= LONG_US):
@@ -228,9 +227,9 @@ class TrialRunner:
                 taken |= self._run_each(new, self._check_and_time)
             else:
                 taken = {config: self._timed_alone[config] for config in configs}
-            held = [trial for trial in trials if trial.config in taken]
-            long = held if self._fastest(configs) >= LONG_US else []
-            self._report_held(held, taken, self._loaded(long))
+            timed = [trial for trial in trials if trial.config in taken]
+            long = timed if self._fastest(configs) >= LONG_US else []
+            self._report_final(timed, taken, self._loaded(long))
         return before, self._backend.state()
 
     def time_in_state(
@@ -245,7 +244,7 @@ class TrialRunner:
         Args:
             trials: The configs.
             state: The state.
-            known: Times of others that were taken in a worker that broke; they change nothing.
+            known: Times of other configs from a worker that broke; not used.
             careful: As for `measure`.
 
         Returns:
@@ -255,21 +254,21 @@ class TrialRunner:
         self._least_us, self._careful = 0.0, careful
         with suppress(_ContextDead):
             turns = self._in_turn(trials, state, STATE_SAMPLES, load=False, most=MOST_STATE_SAMPLES)
-            self._report_held(trials, {}, turns)
+            self._report_final(trials, {}, turns)
         return before, self._backend.state()
 
     def check(self, trials: Sequence[Trial]) -> None:
-        """Verify each config without timing it, with as many launches as its trial asks for."""
+        """Verify each config with its trial's number of launches, without timing it."""
         with suppress(_ContextDead):
             self._run_each(trials, self._verify)
 
     def _fastest(self, configs: Iterable[Config]) -> float:
-        """The shortest time of these configs, microseconds; infinite where none was timed."""
+        """Return the shortest time of some configs, microseconds; infinite where none was timed."""
         times = (self._timed_alone.get(config) for config in configs)
-        return min((one.mean_us for one in times if one is not None), default=math.inf)
+        return min((timing.mean_us for timing in times if timing is not None), default=math.inf)
 
     def _run_each(self, trials: Sequence[Trial], run: _Run) -> dict[Config, Measurement]:
-        """Run each trial and report its outcome, a time as provisional; return the times."""
+        """Run each trial, report its outcome (times as provisional), and return the times."""
         taken: dict[Config, Measurement] = {}
         for trial in trials:
             self._report(Running(config=trial.config))
@@ -283,14 +282,15 @@ class TrialRunner:
         return taken
 
     def _time_leader_again(self, trials: Sequence[Trial], rivals: Iterable[Config]) -> None:
-        """Time a config again that leads all others by more than the tie band, until one does that was.
+        """Time leaders again until the leader is confirmed or ties with the second.
 
-        Where its two times do not tie, a third is taken and the middle one counts.
+        Where a leader's two times do not tie, a third is taken and the middle time counts.
         """
         rivals, sure = set(rivals), set[Config]()
         by_config = {trial.config: trial for trial in trials}
         while True:
-            order = sorted(self._timed_alone.keys() & rivals, key=lambda one: self._timed_alone[one].mean_us)
+            timed = self._timed_alone
+            order = sorted(timed.keys() & rivals, key=lambda config: timed[config].mean_us)
             if len(order) < 2 or order[0] in sure or order[0] not in by_config:
                 return
             first, second = (self._timed_alone[config] for config in order[:2])
@@ -308,7 +308,7 @@ class TrialRunner:
                 times.append(outcome)
             else:
                 if len(times) == 3:
-                    self._timed_alone[first.config] = sorted(times, key=lambda one: one.mean_us)[1]
+                    self._timed_alone[first.config] = sorted(times, key=lambda timing: timing.mean_us)[1]
 
     def _loaded(self, trials: Sequence[Trial]) -> dict[Trial, Outcome]:
         """Time trials launch by launch, in turn, on a busy GPU; return the outcome of each."""
@@ -321,16 +321,16 @@ class TrialRunner:
     ) -> dict[Trial, Outcome]:
         """Time trials launch by launch, in turn; return the outcome of each.
 
-        Those whose margin of error is wide after that are timed further, as often again each time, until a
-        launch is disturbed or gives no time: what was taken before stands.
+        Trials with a wide margin of error are then timed again, `samples` launches more each time, until a
+        launch is disturbed or gives no time. Earlier samples are kept.
 
         Args:
             trials: The configs.
             state: The GPU's state before each launch.
-            samples: Launches of each that are timed.
+            samples: Timed launches of each config.
             load: Whether large products keep the GPU busy before each launch. Without them the first turn
                 warms up and does not count; a tight row warms up by itself.
-            most: Launches after which none is timed further.
+            most: Most timed launches of a config with a wide margin of error.
         """
         taken: dict[Trial, list[float]] = {trial: [] for trial in trials}
         failed: dict[Trial, Outcome] = {}
@@ -339,8 +339,8 @@ class TrialRunner:
         for number in range(0 if load or state == "tight" else -1, max(samples, most)):
             left = [trial for trial in left if trial not in failed]
             if number >= samples and number % samples == 0:
-                wide = (one for one in left if _is_wide(from_samples(one.config, taken[one])))
-                left = [one for one in wide if one not in disturbed]  # which further turns would be as well
+                wide = (trial for trial in left if _is_wide(from_samples(trial.config, taken[trial])))
+                left = [trial for trial in wide if trial not in disturbed]  # further turns would be, too
             if not left:
                 break  # a wait for a disturbance to end would report nothing, and look like a hang
             outcomes, disturbed_by = self._one_turn(left, state, number, load=load)
@@ -348,7 +348,7 @@ class TrialRunner:
                 if isinstance(outcome, Measurement):
                     taken[trial] += [outcome.mean_us] if number >= 0 else []
                 elif isinstance(outcome, Failure) and outcome.stage == "timing" and number >= samples:
-                    left = [one for one in left if one != trial]  # what was taken before stands
+                    left.remove(trial)  # its earlier samples are kept
                 elif outcome is not None:
                     failed[trial] = outcome
                 if disturbed_by and number >= 0:
@@ -366,10 +366,10 @@ class TrialRunner:
     def _one_turn(
         self, trials: Sequence[Trial], state: State, number: int, *, load: bool
     ) -> tuple[dict[Trial, Outcome | None], str | None]:
-        """Launch each trial once, and all again while something disturbs them and the patience lasts.
+        """Launch each trial once; repeat while a disturbance and the patience last.
 
         Returns:
-            The outcome of each trial, and what disturbed the last turn.
+            The outcome of each trial, and the disturbance of the last turn.
         """
         while True:
             order = in_turn(trials, max(number, 0))
@@ -378,12 +378,12 @@ class TrialRunner:
             if not (disturbance and self._wait()):
                 return outcomes, disturbance
 
-    def _report_held(
-        self, held: Sequence[Trial], alone: Mapping[Config, Measurement], turns: Mapping[Trial, Outcome]
+    def _report_final(
+        self, trials: Sequence[Trial], alone: Mapping[Config, Measurement], turns: Mapping[Trial, Outcome]
     ) -> None:
-        """Report what stands now, failures first: one may make the parent retry the whole group."""
-        outcomes = {trial: turns.get(trial) or alone[trial.config] for trial in held}
-        for trial in sorted(held, key=lambda trial: isinstance(outcomes[trial], Measurement)):
+        """Report final outcomes, failures first: a failure may make the parent retry the group."""
+        outcomes = {trial: turns.get(trial) or alone[trial.config] for trial in trials}
+        for trial in sorted(trials, key=lambda trial: isinstance(outcomes[trial], Measurement)):
             self._report(Running(config=trial.config))
             outcome = outcomes[trial]
             if isinstance(outcome, Measurement):
@@ -395,11 +395,11 @@ class TrialRunner:
 
         Args:
             trial: The trial.
-            run: What to do with it.
+            run: Function that runs it.
             look: Whether to look for damage.
 
         Raises:
-            _ContextDead: The trial left a dead context, or damage, and that is reported.
+            _ContextDead: The trial left a dead context or damage, and the parent was informed.
             DeclarationError: The kernel changed an argument that the declaration does not name.
         """
         outcome = self._tried(trial, run)
@@ -442,7 +442,7 @@ class TrialRunner:
             self._report(Running(config=trial.config))  # many launches are no hang
             wrong = self._backend.again(trial, number)
             if wrong:
-                wrong = f"{wrong}, at launch {number + 1} after one that was right"
+                wrong = f"{wrong}, at launch {number + 1} after a correct one"
         self._verify_s = time.monotonic() - began
         return None if wrong is None else Failure(config=trial.config, stage="verify", message=wrong)
 
@@ -450,11 +450,11 @@ class TrialRunner:
         return self._verify(trial) or self._time(trial)
 
     def _check_and_time(self, trial: Trial) -> Outcome:
-        """Time a config that was verified before; one whose last result was wrong is verified first."""
+        """Time a verified config; verify it first where its last result was wrong."""
         return (self._verify(trial) if trial.launches else None) or self._time(trial)
 
     def _time(self, trial: Trial) -> Outcome:
-        """Time a config, and compare what the last timed launch wrote."""
+        """Time a config, and compare the output of the last timed launch."""
         outcome = self._timed(trial)
         wrong = self._backend.check() if isinstance(outcome, Measurement) else None
         if wrong:
@@ -464,7 +464,7 @@ class TrialRunner:
     def _timed(self, trial: Trial) -> Outcome:
         """Time a config until the result is usable, `TRIES` times at most.
 
-        A try that something disturbed does not count while there is patience to wait for its end.
+        A disturbed try does not count while there is patience to wait for the disturbance's end.
         """
         best: Measurement | None = None
         refused: list[str] = []
@@ -487,7 +487,7 @@ class TrialRunner:
         return best or self._untimed(trial, refused)
 
     def _sample(self, trial: Trial, state: State, *, load: bool) -> Outcome | None:
-        """The time of one launch, or a failure."""
+        """Return the time of one launch, or a failure."""
         self._report(Running(config=trial.config))
 
         def sample(trial: Trial) -> Outcome:
@@ -496,9 +496,9 @@ class TrialRunner:
                 if load:
                     self._backend.busy(BUSY_BETWEEN_S)
                 us = self._backend.sample(trial, state)
-                one = Measurement(config=trial.config, mean_us=us, error_margin_us=0.0, num_samples=1)
-                if self._possible(one):
-                    return one
+                timing = Measurement(config=trial.config, mean_us=us, error_margin_us=0.0, num_samples=1)
+                if self._possible(timing):
+                    return timing
                 refused.append(f"{us:g} us")
             return self._untimed(trial, refused)
 
@@ -523,5 +523,5 @@ class TrialRunner:
 
 
 def _is_wide(taken: Measurement) -> bool:
-    """Whether a margin of error is so wide that the config is timed again."""
+    """Return whether a margin of error is so wide that the config is timed again."""
     return taken.error_margin_us > max(WIDE * taken.mean_us, RESOLUTION_US)

@@ -1,9 +1,9 @@
 """Make launch arguments, restore them before each launch, compare them after it. Launches nothing.
 
 The expected values and the saved copies lie in the same memory as the arguments, where a kernel that writes
-beside its arguments reaches them unseen. So a digest of each is kept on the host, and `Case.damage` compares
-it: whatever changed them is noticed after the config that did it. Reading them once per config costs less
-than one of its verifications, which reads them as well: 0.3 ms per GiB on an H200.
+out of bounds reaches them unseen. So a digest of each is kept on the host, and `Case.damage` compares it: a
+change is detected after the config that caused it. Reading them once per config costs less than one of its
+verifications, which reads them as well: 0.3 ms per GiB on an H200.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from aot_tune.values.text import described
 
 @dataclass
 class Case:
-    """The launch arguments of one seed, their values before a launch and those expected after it."""
+    """The launch arguments of one seed, with their values before and the expected values after a launch."""
 
     tunable: Declaration
     """The kernel's declaration."""
@@ -34,18 +34,18 @@ class Case:
     """The seed of the arguments; it also selects the poison."""
 
     args: tuple[Any, ...]
-    """The launch arguments. They are always the same objects, because strides and alignment are part of a
-    kernel's signature."""
+    """The launch arguments: always the same objects, because a kernel's signature includes strides and
+    alignment."""
 
     expected: Mapping[str, Close]
-    """The expected value of each mutated argument, by name; of each member of a list by ``xs[0]``."""
+    """The expected value of each mutated argument by name; members of a list are named ``xs[0]``."""
 
     saved: Mapping[str, torch.Tensor]
-    """Copies of the tensors that the kernel reads, by such names. Those of in-place arguments restore them;
-    the others show whether the kernel changed an argument that is not declared as mutated."""
+    """Copies of the tensors that the kernel reads, by such names. Copies of in-place arguments restore them;
+    the other copies show whether the kernel changed an argument that is not declared as mutated."""
 
     digests: Mapping[str, int] = field(init=False)
-    """Digests of `expected` and `saved` as they were made, by words that say what each is of."""
+    """Digests of `expected` and `saved` at their creation, by a description of each tensor."""
 
     def __post_init__(self) -> None:
         names = self.tunable.parameters
@@ -59,7 +59,7 @@ class Case:
 
         Raises:
             ArgumentsError: `make_args` or `reference` raises.
-            DeclarationError: One of them does not return what the declaration says.
+            DeclarationError: A result of one of them contradicts the declaration.
         """
         args = tuple(_called(tunable, "make_args", problem, device, seed))
         names = tunable.parameters
@@ -90,13 +90,13 @@ class Case:
         return case
 
     def tensor(self, name: str) -> torch.Tensor:
-        """The argument called `name`, or the member of a list."""
+        """Return the tensor of an argument, or of a list's member, by its name."""
         tensor = self._parts[name]
         assert isinstance(tensor, torch.Tensor)
         return tensor
 
     def renew(self) -> None:
-        """Restore in-place arguments and zero reset ones, as every launch must find them."""
+        """Restore in-place arguments and zero reset arguments before a launch."""
         for name in self._names(self.tunable.inplace):
             self.tensor(name).copy_(self.saved[name])
         for name in self._names(self.tunable.reset):
@@ -117,10 +117,9 @@ class Case:
         changed = self.changed(self._unchanging())
         if changed:
             damaged = self._damaged()
-            if damaged:  # perhaps the argument is as it was, and its saved copy is not
+            if damaged:  # perhaps the saved copy changed and the argument did not
                 return damaged
-            kept = self.tensor(changed)
-            kept.copy_(self.saved[changed])
+            self.tensor(changed).copy_(self.saved[changed])
             argument = changed.partition("[")[0]
             raise DeclarationError(
                 f"{self.tunable.name}: the kernel changes its argument {changed}, which the declaration does "
@@ -134,20 +133,20 @@ class Case:
         return None
 
     def results(self) -> dict[str, torch.Tensor]:
-        """Copies of what a launch wrote, for `repeated`."""
+        """Return copies of a launch's outputs, for `repeated`."""
         return {name: self.tensor(name).clone() for name in self._names(self.tunable.mutated)}
 
     def repeated(self, results: Mapping[str, torch.Tensor]) -> str | None:
-        """Compare a further launch with the `results` of one that was right; return what is wrong, or None.
+        """Compare a further launch with the results of a correct one; return what is wrong, or None.
 
-        Only where bits differ does it compare with the reference, which takes longer.
+        Compares with the reference, which takes longer, only where bits differ.
         """
         if all(same_bits(self.tensor(name), right) for name, right in results.items()):
             return None
         return self.check()
 
     def damage(self) -> str | None:
-        """What changed that no launch may change, in words, or None: expected values, copies and inputs."""
+        """Describe a forbidden change of expected values, saved copies or inputs; None without any."""
         changed = self._damaged()
         if changed:
             return changed
@@ -170,11 +169,11 @@ class Case:
         return [name for name in self.saved if name not in restored]
 
     def _names(self, arguments: Sequence[str]) -> list[str]:
-        """The names of the tensors of some arguments, those of absent ones left out."""
+        """Return the names of some arguments' tensors, without absent arguments."""
         return part_names(arguments, self._named)
 
     def changed(self, names: Sequence[str]) -> str | None:
-        """The first of the named arguments whose bits differ from the saved ones, or None."""
+        """Return the first named argument whose bits differ from its saved copy, or None."""
         for name in names:
             if not same_bits(self.tensor(name), self.saved[name]):
                 return name
@@ -182,32 +181,32 @@ class Case:
 
 
 def digests(tensors: Iterable[torch.Tensor]) -> list[int]:
-    """The sum of each tensor's bits as integers, modulo 2**64."""
+    """Return the sum of each tensor's bits as integers, modulo 2**64."""
     sums = [_sum_of_bits(tensor) for tensor in tensors]  # all queued before the first is read
-    return [int(one) for one in sums]
+    return [int(total) for total in sums]
 
 
 def _sum_of_bits(tensor: torch.Tensor) -> torch.Tensor:
-    """The sum as a tensor of one element, at the price of a temporary of `chunks` at most."""
+    """Return the sum as a tensor of one element; allocates a temporary of at most one chunk."""
     return torch.stack([part.sum(dtype=torch.int64) for part in chunks(words(tensor))]).sum()
 
 
 def _called(tunable: Declaration, function: str, *arguments: Any) -> Any:
-    """Call a function of the declaration; any error but running out of memory is an `ArgumentsError`."""
-    asked = getattr(tunable, function)
+    """Call a function of the declaration; errors other than out of memory become an `ArgumentsError`."""
+    declared = getattr(tunable, function)
     try:
-        return asked(*arguments)
+        return declared(*arguments)
     except (torch.OutOfMemoryError, DeclarationError):
         raise
     except Exception as error:
-        raise ArgumentsError(f"{tunable.name}: {function} raises {described(error, asked)}") from error
+        raise ArgumentsError(f"{tunable.name}: {function} raises {described(error, declared)}") from error
 
 
 def _references(
     tunable: Declaration, args: Mapping[str, Any], named: Mapping[str, torch.Tensor]
 ) -> Mapping[str, Close]:
-    found = closes_of(tunable, _called(tunable, "reference", *args.values()), args)
-    for name, close in found.items():
+    references = closes_of(tunable, _called(tunable, "reference", *args.values()), args)
+    for name, close in references.items():
         if any(bool(part.isnan().any()) for part in chunks(close.value)):
             raise DeclarationError(
                 f"{tunable.name}: reference gives {name} a NaN; make_args must lead to numbers"
@@ -221,4 +220,4 @@ def _references(
             raise DeclarationError(
                 f"{tunable.name}: reference returns the argument {name} itself; compute on a copy"
             )
-    return found
+    return references
