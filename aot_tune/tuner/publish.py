@@ -1,4 +1,4 @@
-"""Decide whether a table may replace the present one, and replace it in one step, one writer at a time."""
+"""Decide whether a table may replace the present table, and replace it under a lock."""
 
 from __future__ import annotations
 
@@ -23,8 +23,7 @@ from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
 PATIENCE_S = 60.0
-"""Longest wait for another writer, seconds. Reading and replacing a table takes milliseconds, at worst
-seconds."""
+"""Longest wait for another writer, seconds. Replacing a table takes milliseconds, at worst seconds."""
 
 _POLL_S = 0.05
 """Seconds between two attempts to take the lock."""
@@ -39,28 +38,28 @@ def refusals(
     unreached: Collection[Problem] = (),
     allow_worse: bool = False,
 ) -> list[str]:
-    """The reasons why a table must not be published; empty when it may be.
+    """Return the reasons why a table must not be published; empty when it may be.
 
     1. It has no entries.
-    2. It is not of this kernel, this arch or these axes, or the kernel's code has changed since it was swept.
+    2. It belongs to another kernel, arch or axes, or the kernel's code has changed since the sweep.
     3. It lacks an entry of the old table whose shape is still declared.
     4. It mixes predictions with measurements, or replaces measurements by predictions.
     5. An entry is slower than its default, or has a config that is illegal, outside the search space, or
        neither in the portfolio nor the default; or the portfolio has a config that no entry may run.
-    6. An entry gains less over its default than the old table's, beyond the tie band, although nothing
-       explains it (`worse_entries`).
+    6. An entry's gain over its default is less than the old table's, beyond the tie band, without a reason
+       (`worse_entries`).
 
     Args:
         new: The table to be published.
         old: The present table, if any.
         tunable: The kernel's declaration.
         wrong: Configs that were found to compute wrong results. An entry that had one may become slower.
-        unreached: Buckets that a limited time did not suffice for. They may lack an entry where the old one
+        unreached: Buckets skipped when the time budget ran out. They may lack an entry where the old entry
             does not fit any more.
         allow_worse: Whether entries may become slower.
     """
     if not new.entries:
-        return ["it has no entries: the default has no time in any bucket; the failures above say why"]
+        return ["it has no entries: the default has no time in any bucket; see the failures above"]
     if new.kernel != tunable.name:
         return [f"it is the table of {new.kernel}, not of {tunable.name}"]
     if dict(new.axes) != dict(tunable.axes):
@@ -70,9 +69,9 @@ def refusals(
         *_against_old(new, old, tunable, unreached),
         *_against_declaration(new, tunable),
         *(
-            f"{bucket}: {what}, with the same source, device, compiler and driver; look at the GPU's state "
+            f"{bucket}: {change}, with the same source, device, compiler and driver; check the GPU's state "
             "and tune it again, or publish it with --allow-worse"
-            for bucket, what in worse_entries(new, old, tunable, wrong).items()
+            for bucket, change in worse_entries(new, old, tunable, wrong).items()
             if not allow_worse
         ),
     ]
@@ -81,23 +80,23 @@ def refusals(
 def worse_entries(
     new: Table, old: Table | None, tunable: Declaration, wrong: Collection[Config] = ()
 ) -> dict[Problem, str]:
-    """The entries that gain less over their default than the old table's, and by how much, in words.
+    """Describe the entries whose gain over the default is less than in the old table, by bucket.
 
-    Gains are compared, because clocks move all times of a problem together: those in all states of the GPU,
-    in the geometric mean. They tie within the tie band or within the winners' error margins. Nothing is
+    Gains are compared, because clocks change all times of a problem together. The gain is the geometric mean
+    over all states of the GPU. Gains tie within the tie band or within the winners' error margins. Nothing is
     compared where source, device, compiler, driver, evidence or states differ, nor an entry whose old winner
     is not in the search space any more. Every other old winner is a candidate of each sweep, and was timed
-    again beside the new one.
+    again together with the new winner.
 
     Args:
         new: The table to be published.
         old: The present table, if any.
         tunable: The kernel's declaration.
-        wrong: Configs that were found to compute wrong results: an entry that had one is not compared.
+        wrong: Configs that were found to compute wrong results; entries that had one are not compared.
     """
     if old is None or (old.source_hash, old.built_with) != (new.source_hash, new.built_with):
         return {}
-    found = {}
+    worse = {}
     for entry in new.entries:
         before = old.entry(entry.bucket)
         if before is None or before.evidence != entry.evidence or before.config in wrong:
@@ -106,14 +105,14 @@ def worse_entries(
             continue
         if before.config not in tunable.candidates(new.arch, entry.bucket):
             continue
-        noise = sum(one.error_margin_us / one.mean_us for one in (before, entry))
+        noise = sum(timed.error_margin_us / timed.mean_us for timed in (before, entry))
         was, now = before.gain_in_all_states, entry.gain_in_all_states
         if was / now - 1 > max(TIE, noise):
-            found[entry.bucket] = (
+            worse[entry.bucket] = (
                 f"its gain over the default falls from {was:.2f}x with {before.config} "
                 f"to {now:.2f}x with {entry.config}"
             )
-    return found
+    return worse
 
 
 def check_place(path: Path, table: Table) -> None:
@@ -129,10 +128,10 @@ def check_place(path: Path, table: Table) -> None:
 
 
 def present_table(path: Path) -> Table | None:
-    """The table to be replaced; None where there is none.
+    """Read the table to be replaced; None where there is none.
 
     Raises:
-        TuneError: The table that is there cannot be read, or is the table of another kernel or arch.
+        TuneError: The table cannot be read, or is the table of another kernel or arch.
     """
     if not path.exists():
         return None
@@ -177,41 +176,40 @@ class Published:
     """The reasons why it was not published; empty when it was."""
 
 
-def publish_beside(
+def decide_and_publish(
     path: Path,
     old: Table | None,
     *,
     read: Callable[[Path], Table | None],
     decide: Callable[[Table | None], tuple[Table, list[str]]],
 ) -> Published:
-    """Decide a table from the present one, and replace exactly that one.
+    """Decide a table from the present table, and replace exactly the present table.
 
     The present table is read again under the folder's lock. If another tune has replaced it meanwhile, the
-    new table is decided again from the one that is there now, so that neither tune's entries are lost.
+    new table is decided again from the replacement, so that neither tune's entries are lost.
 
     Args:
         path: The table's file.
-        old: The table that was there when the sweep began.
-        read: Reads the table that is there now.
+        old: The table at the start of the sweep.
+        read: Reads the table's file.
         decide: Takes the present table; returns the new table and the reasons why it must not be published.
 
     Raises:
-        TuneError: The table that is there now does not go with the new results, or the folder cannot be
-            locked.
+        TuneError: The present table does not fit the new results, or the folder cannot be locked.
         TableError, StoreError: As `publish`.
     """
-    there = old
+    present = old
     while True:
-        table, reasons = decide(there)
+        table, reasons = decide(present)
         if reasons:
             break
         with locked(path):
             now = read(path)
-            if now == there:
+            if now == present:
                 publish(path, table)
                 break
-        there = now
-    return Published(table=table, old=there, refusals=tuple(reasons))
+        present = now
+    return Published(table=table, old=present, refusals=tuple(reasons))
 
 
 def _against_code(new: Table, tunable: Declaration) -> Iterator[str]:
@@ -238,15 +236,18 @@ def _against_old(
     present = {entry.bucket for entry in new.entries}
     lost = [entry.bucket for entry in old.entries if entry.bucket in declared and entry.bucket not in present]
     if lost:
-        yield f"it lacks {len(lost)} of the {len(old.entries)} entries there, still declared: {lost[0]}"
+        yield (
+            f"it lacks {len(lost)} of the {len(old.entries)} entries of the present table, still declared: "
+            f"{lost[0]}"
+        )
 
 
 def _against_declaration(new: Table, tunable: Declaration) -> Iterator[str]:
     for entry in new.entries:
-        for what, _ in entry_complaints(new, tunable, entry, own=False):
-            yield f"{entry.bucket}: {what}"
-    for what, _ in portfolio_complaints(new, tunable):
-        yield f"portfolio: {what}"
+        for complaint, _ in entry_complaints(new, tunable, entry, own=False):
+            yield f"{entry.bucket}: {complaint}"
+    for complaint, _ in portfolio_complaints(new, tunable):
+        yield f"portfolio: {complaint}"
 
 
 def _axes(axes: Axes) -> str:
@@ -254,27 +255,27 @@ def _axes(axes: Axes) -> str:
 
 
 def changed_entries(old: Table | None, new: Table) -> int:
-    """The number of entries that were added, removed or changed."""
+    """Count the entries that were added, removed or changed."""
     before = {entry.bucket: entry for entry in old.entries} if old is not None else {}
     return sum(before.pop(entry.bucket, None) != entry for entry in new.entries) + len(before)
 
 
 def removed_entries(old: Table | None, new: Table) -> tuple[str, ...]:
-    """A line for each removed entry; `refusals` allows that only where no declared problem asks for it."""
+    """List the removed entries, one line each; `refusals` allows only entries of undeclared problems."""
     return tuple(
-        f"{entry.bucket}: its entry is removed: no declared problem asks for it; to keep it, add it to "
+        f"{entry.bucket}: its entry is removed: no declared problem needs it; to keep it, add it to "
         "`typical` and tune it again"
         for entry in (old.entries if old is not None else ())
         if new.entry(entry.bucket) is None
     )
 
 
-# One writer at a time ---------------------------------------------------------------------
+# Locking ------------------------------------------------------------------------------------
 
 
 @contextmanager
 def locked(path: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
-    """Lock a table's folder while the table is read and replaced; make the folder where it is missing.
+    """Lock a table's folder while the table is read and replaced; create a missing folder.
 
     The system frees the lock when its holder ends, for whatever reason. A file system that cannot lock a
     folder (NFS) is used without a lock: two writers then collide only if both replace the table within the
@@ -285,7 +286,7 @@ def locked(path: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
         patience_s: Longest wait for another writer, seconds.
 
     Raises:
-        TuneError: Another process does not release the lock, or the folder cannot be made or opened.
+        TuneError: Another process does not release the lock, or the folder cannot be created or opened.
     """
     folder = path.parent
     try:
@@ -294,7 +295,7 @@ def locked(path: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
     except OSError as error:
         raise TuneError(
             f"{folder}: cannot be opened to write {path.name} ({error.strerror}); free the path, or name "
-            "another folder with --out; what was measured is kept"
+            "another folder with --out; the measured times are kept"
         ) from error
     try:
         _wait(descriptor, folder, patience_s)
@@ -309,7 +310,7 @@ def _wait(descriptor: int, folder: Path, patience_s: float) -> None:
         if time.monotonic() > limit:
             raise TuneError(
                 f"{folder}: another process has held these tables for {patience_s:g} s; wait for it or stop "
-                "it, and run the same command again: what was measured is kept"
+                "it, and run the same command again: the measured times are kept"
             )
         time.sleep(_POLL_S)
 

@@ -11,7 +11,7 @@ import pytest
 from aot_tune.errors import StoreError, TableError, TuneError
 from aot_tune.tables import reader, store, writer
 from aot_tune.tables.table import StateTimes, Table
-from aot_tune.tuner.publish import locked, publish, publish_beside, refusals, worse_entries
+from aot_tune.tuner.publish import decide_and_publish, locked, publish, refusals, worse_entries
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Exact
 from aot_tune.values.config import Config
@@ -244,7 +244,7 @@ def test_what_is_there_is_read_again_while_no_other_can_write_it(path: Path) -> 
         with pytest.raises(TuneError, match="another process has held"), locked(path, 0.0):
             pass
 
-    published = publish_beside(path, None, read=read, decide=lambda there: (table, []))
+    published = decide_and_publish(path, None, read=read, decide=lambda there: (table, []))
     assert (published.table, published.old, published.refusals) == (table, None, ())
     assert path.exists()
 
@@ -259,14 +259,14 @@ def test_a_table_is_decided_again_beside_the_one_that_came_meanwhile(path: Path)
         seen.append(there)
         return table, []
 
-    published = publish_beside(path, None, read=store.read_table, decide=decide)
+    published = decide_and_publish(path, None, read=store.read_table, decide=decide)
     assert seen == [None, other]
     assert published.old == other
     assert store.read_table(path) == table
 
 
 def test_a_refused_table_leaves_the_file_as_it_was(path: Path) -> None:
-    published = publish_beside(
+    published = decide_and_publish(
         path, None, read=store.read_table, decide=lambda there: (samples.scale_table(), ["it is worse"])
     )
     assert published.refusals == ("it is worse",)

@@ -34,7 +34,7 @@ def test_another_process_keeps_a_second_out_until_it_ends_and_no_file_is_left(pa
     with subprocess.Popen([sys.executable, "-c", HOLDER, path], stdout=subprocess.PIPE, text=True) as holder:
         assert holder.stdout is not None
         assert holder.stdout.readline() == "held\n"
-        held = pytest.raises(TuneError, match=r"sm90: another process has held.*what was measured is kept")
+        held = pytest.raises(TuneError, match=r"sm90: another process has held.*the measured times are kept")
         with held, locked(path, 0.2):
             pass
         holder.kill()

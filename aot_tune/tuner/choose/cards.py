@@ -1,4 +1,4 @@
-"""Name cards of one model that disagree: one takes longer than another for the same default. Pure."""
+"""Report GPUs of one model whose times of the same defaults differ. Pure."""
 
 from __future__ import annotations
 
@@ -25,15 +25,15 @@ class DefaultTwice:
 
 
 def disagreements(defaults: Iterable[DefaultTwice]) -> list[str]:
-    """A line for each two cards whose times of the same defaults differ by more than the noise.
+    """List the pairs of GPUs whose times of the same defaults differ by more than the noise.
 
-    The noise is what clocks and the error margins explain. The median over all problems counts that one
-    measured in its first pass and the other in its second.
+    The noise is the larger of the clocks' range and the error margins. The median counts, over all problems
+    with one GPU in the first pass and the other in the second.
     """
     ratios: dict[tuple[str, str], list[float]] = {}
     noise: dict[tuple[str, str], list[float]] = {}
-    for one in defaults:
-        (first, second), (a, b) = one.gpus, one.times
+    for default in defaults:
+        (first, second), (a, b) = default.gpus, default.times
         if first == second:
             continue
         pair = (first, second) if first < second else (second, first)
@@ -42,13 +42,14 @@ def disagreements(defaults: Iterable[DefaultTwice]) -> list[str]:
         margins = a.error_margin_us / a.mean_us + b.error_margin_us / b.mean_us
         noise.setdefault(pair, []).append(max(CLOCKS, margins))
     lines = []
-    for pair, found in sorted(ratios.items()):
-        ratio = statistics.median(found)
+    for pair, of_pair in sorted(ratios.items()):
+        ratio = statistics.median(of_pair)
         slower, faster = pair if ratio > 1 else pair[::-1]
-        by = max(ratio, 1 / ratio)
-        if by - 1 > statistics.median(noise[pair]):
+        slowdown = max(ratio, 1 / ratio)
+        if slowdown - 1 > statistics.median(noise[pair]):
             lines.append(
-                f"{slower} takes {by:.2f} times as long as {faster} for the same defaults, by the median of "
-                f"{len(found)}: look at its clocks and its cooling (nvidia-smi -q), or leave it out (--gpus)"
+                f"{slower} takes {slowdown:.2f} times as long as {faster} for the same defaults, by the "
+                f"median of {len(of_pair)}: check its clocks and its cooling (nvidia-smi -q), or leave it "
+                "out (--gpus)"
             )
     return lines

@@ -1,1 +1,1 @@
-"""A whole sweep, kernel by kernel, with its journal, progress and report; or a prediction without a GPU."""
+"""Sweep kernels with journal, progress and report; or predict without a GPU."""

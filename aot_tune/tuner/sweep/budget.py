@@ -1,4 +1,4 @@
-"""Decide which problems of a kernel come first, and when no further one begins. Measures nothing."""
+"""Order a kernel's problems, and stop starting problems in time. Measures nothing."""
 
 from __future__ import annotations
 
@@ -16,24 +16,24 @@ from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
 LONG_US = 2000.0
-"""A problem of this time takes twice as long to sweep as one of no size, microseconds: at any size each
+"""Time of a problem that takes twice as long to sweep as an empty problem, microseconds: at any size each
 config is loaded, compared and timed in a few dozen launches."""
 
 _PART_OF_TIME: Mapping[Step, float] = {"candidates": 0.5, "portfolio": 0.85}
-"""The parts of a limited time after which a step begins with no further problem. The portfolio with the sizes
+"""Fractions of the time budget after which a step starts no further problem. The portfolio with the sizes
 inside takes about as long as the candidates; the rest is for the last problems and for verifying the winners.
 """
 
 
 class OutOfTimeError(Exception):
-    """No time is left for what is missing of a problem."""
+    """No time is left for the missing times of a problem."""
 
 
 class Budget:
     """The time of one kernel's sweep.
 
-    Without a limit the longest problems come first, so that no GPU waits for a long one at the end. In a
-    limited time those come first at which tuning may gain most.
+    Without a limit the longest problems come first, so that no GPU waits for a long problem at the end. With
+    a limit the problems with the largest expected gain come first.
 
     Args:
         planned: The kernel's problems.
@@ -47,24 +47,24 @@ class Budget:
         self._worths: dict[Problem, float] = {}
 
     def priority(self, each: ProblemPlan) -> float:
-        """How early a problem begins: the greatest first."""
+        """Return the priority of a problem; the highest begins first."""
         if self._seconds is not None:
             return self._worth(each)
         return length(self._plan.kernel, each.problem, each.default, len(each.candidates))
 
     def is_late(self, step: Step) -> bool:
-        """Whether no problem of a step may begin any more, so that the later steps end in time."""
+        """Return whether a step may start no further problem, so that later steps end in time."""
         part = _PART_OF_TIME.get(step)
         if self._seconds is None or part is None:
             return False
         return monotonic() - self._started > part * self._seconds
 
     def check(self, step: Step, each: ProblemPlan, *, extra: bool) -> None:
-        """Raise where it is too late for what is missing of a problem.
+        """Raise where it is too late for the missing times of a problem.
 
         Args:
             step: The step.
-            each: The problem. One at the edge that is worth most, or inside its bucket, is always measured.
+            each: The problem. The problems of the bucket with the highest priority are always measured.
             extra: Whether its bucket is served without it, too.
 
         Raises:
@@ -77,34 +77,37 @@ class Budget:
                     raise OutOfTimeError
 
     def _worth(self, each: ProblemPlan) -> float:
-        """The predicted gain at a problem's edge: its default's time over that of the model's best config.
+        """Return the predicted gain at a problem's edge: the default's time over the best predicted time.
 
-        All problems of an edge are worth the same, so that they come together.
+        All problems of an edge have the same gain, so that they come together.
         """
         kernel = self._plan.kernel
         edge = kernel.tunable.bucket_of(each.problem)
         if edge not in self._worths:
-            plan = next(one for one in self._plan.problems if one.problem == edge)
+            plan = next(planned for planned in self._plan.problems if planned.problem == edge)
             times = predictions(kernel, plan, plan.candidates, {})
             self._worths[edge] = times[plan.default] / min(times.values()) if plan.default in times else 1.0
         return self._worths[edge]
 
 
 def length(kernel: DeviceKernel, problem: Problem, default: Config, configs: int) -> float:
-    """The length of a problem's sweep, in any unit: by its configs and its default's predicted time."""
+    """Estimate the length of a problem's sweep from its configs and its default's predicted time.
+
+    The unit is arbitrary.
+    """
     us = predict_us(kernel.launched(problem, default), kernel.device, None, None)
     return min(configs, MOST_CANDIDATES) * (1.0 + us / LONG_US)
 
 
-def length_of_kernel(found: FoundKernel, arch: Arch, buckets: Iterable[Problem]) -> float:
-    """The length of a kernel's sweep, in the same unit; 0 for one that cannot be planned.
+def length_of_kernel(kernel: FoundKernel, arch: Arch, buckets: Iterable[Problem]) -> float:
+    """Estimate the length of a kernel's sweep in the unit of `length`; 0 if it cannot be planned.
 
-    The reason is reported when its turn comes.
+    The reason is reported when its sweep begins.
     """
     try:
-        kernel = DeviceKernel(found, arch)
+        here = DeviceKernel(kernel, arch)
         return sum(
-            length(kernel, bucket, kernel.default(bucket), len(found.tunable.space(arch, bucket)))
+            length(here, bucket, here.default(bucket), len(kernel.tunable.space(arch, bucket)))
             for bucket in buckets
         )
     except Exception:  # functions of the declaration may raise anything

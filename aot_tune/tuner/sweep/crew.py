@@ -1,8 +1,8 @@
-"""The GPUs of a host at work: a thread and a measuring process each, and one queue that all draw from.
+"""The GPUs of a sweep: a thread and a measuring process for each, and one queue of tasks.
 
-A `Task` is what one GPU does without a pause: as a rule one problem. Each GPU draws the longest task that is
-ready, of the first kernel that has one. Its process lives for the whole sweep. A GPU that is lost leaves, and
-another one does its task from the start. Knows no time and no config.
+A `Task` is a GPU's work without a pause, as a rule one problem. Each GPU draws the longest ready task of the
+first kernel with a ready task. Its process lives for the whole sweep. A GPU that is lost leaves, and another
+GPU does its task from the start. Handles no times and no configs.
 """
 
 from __future__ import annotations
@@ -23,21 +23,21 @@ from aot_tune.tuner.sweep.report import GpuUse
 from aot_tune.values.device import Device
 
 _LOOK_S = 0.1
-"""Seconds after which an idle GPU looks again whether a task has become ready."""
+"""Seconds between two checks of an idle GPU for a ready task."""
 
 _TELL_S = 0.5
-"""Seconds after which the thread that waits for the tasks does `meanwhile` again."""
+"""Seconds between two calls of `meanwhile` by the thread that waits for the tasks."""
 
 Start = Callable[[FoundKernel, int, Strikes], Session]
-"""Opens a session on the GPU at an index, with its first kernel; a kernel's strikes are those of all GPUs."""
+"""Opens a session with its first kernel on the GPU at an index. All GPUs share a kernel's fault counts."""
 
 
 class Seat:
-    """One GPU of a crew. Its attributes belong to its thread while a task runs.
+    """One GPU slot of a pool. Its attributes belong to its thread while a task runs.
 
     Attributes:
         index: The GPU's index, as torch counts.
-        gpu: Its uuid, which records name; before its first task empty.
+        gpu: Its uuid, as in the journal's records; empty before its first task.
     """
 
     def __init__(self, index: int, start: Start, strikes: Callable[[FoundKernel], Strikes]) -> None:
@@ -46,20 +46,19 @@ class Seat:
         self._kernel = ""
         self._stopped = False
         self.checks = False
-        """Whether its last task needed a fresh process, which goes on with others of that sort."""
+        """Whether its last task needed a fresh process, which continues with such tasks."""
         self._session: Session | None = None
         self._strikes: Strikes | None = None
         self.busy_s = 0.0
         """Seconds spent on tasks so far."""
         self.waited_s = self.idle_s = 0.0
-        """Seconds since `rested` was asked in which it waited for a compiler, and in which no task was there.
-        """
-        self.told_start_s = 0.0
-        """Seconds of starts of its processes that journals tell of."""
+        """Seconds of waiting for a compiler, and without a task, since the last call of `rested`."""
+        self.recorded_start_s = 0.0
+        """Seconds of starts of its processes that journals have recorded."""
         self.left_s: float | None = None
-        """When the GPU was lost, monotonic seconds; None while it works."""
+        """Time of the GPU's loss, monotonic seconds; None while it works."""
         self.lost = ""
-        """Why the GPU was lost."""
+        """The reason of the GPU's loss."""
 
     @property
     def session(self) -> Session:
@@ -73,39 +72,39 @@ class Seat:
         assert self._strikes is not None
         return self._strikes
 
-    def take(self, found: FoundKernel) -> None:
-        """Turn to a kernel. The session lives as long as the GPU is in the crew."""
-        strikes = self._strikes_of(found)
+    def take(self, kernel: FoundKernel) -> None:
+        """Turn to a kernel. The session lives as long as the GPU is in the pool."""
+        strikes = self._strikes_of(kernel)
         if self._session is None:
-            self._session = self._start(found, self.index, strikes)
+            self._session = self._start(kernel, self.index, strikes)
             self.gpu = self._session.identity()["uuid"] or f"cuda-{self.index}"
-        elif self._kernel != found.tunable.name:
-            self._session.turn_to(found, strikes)
-        self._kernel, self._strikes = found.tunable.name, strikes
+        elif self._kernel != kernel.tunable.name:
+            self._session.turn_to(kernel, strikes)
+        self._kernel, self._strikes = kernel.tunable.name, strikes
 
     def rested(self) -> tuple[float, float]:
-        """`waited_s` and `idle_s`, which begin anew."""
-        found = (self.waited_s, self.idle_s)
+        """Return `waited_s` and `idle_s`, and reset them."""
+        rested = (self.waited_s, self.idle_s)
         self.waited_s = self.idle_s = 0.0
-        return found
+        return rested
 
     def close(self) -> None:
-        """Close the session, if there is one."""
+        """Close the session, if any."""
         session, self._session = self._session, None
         if session is not None:
             session.close()
 
     def check(self) -> None:
-        """Raise where the crew is closed: called now and then by a task that waits for something else.
+        """Raise if the pool is closed; called repeatedly by waiting tasks.
 
         Raises:
-            MeasuringStopped: It is closed.
+            MeasuringStopped: The pool is closed.
         """
         if self._stopped:
             raise MeasuringStopped
 
     def interrupt(self) -> None:
-        """End what is being measured; called by another thread."""
+        """End the measurement; called from another thread."""
         self._stopped = True
         if (session := self._session) is not None:
             session.interrupt()
@@ -117,42 +116,42 @@ def _at_once() -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """What one GPU does without a pause."""
+    """A GPU's work without a pause."""
 
     kernel: FoundKernel
-    """The kernel whose session it needs."""
+    """The kernel that the session must be turned to."""
 
     work: Callable[[Seat], None]
-    """Does it. Where its GPU is lost, it is called again for another one."""
+    """Does the task; called again for another GPU where the first is lost."""
 
     length: float = 0.0
-    """How long it takes beside the others, in any unit; the longest is drawn first."""
+    """Relative length, in any unit; the longest task is drawn first."""
 
     owner: str | None = None
-    """The uuid of the GPU that must do it while that is in the crew; None for any."""
+    """Uuid of the only GPU that may do it while that GPU is in the pool; None for any GPU."""
 
     fresh: bool = False
     """Whether it needs a process that has timed nothing."""
 
     ready: Callable[[], bool] = _at_once
-    """Whether it could run now without waiting for a compiler."""
+    """Returns whether it could run now without waiting for a compiler."""
 
 
 @dataclass(kw_only=True)
 class _Batch:
-    """Tasks that are waited for together."""
+    """Tasks that a thread waits for together."""
 
     left: int
-    """Number of tasks that are not done."""
+    """Number of unfinished tasks."""
 
     running: int = 0
-    """Number of tasks that run."""
+    """Number of running tasks."""
 
     error: BaseException | None = None
-    """The first error of a task; none of the others begins any more."""
+    """The first error of a task, after which no other task begins."""
 
     def over(self, *, stopping: bool) -> bool:
-        """Whether nothing of it will run any more."""
+        """Return whether none of its tasks will run any more."""
         return not self.left or (not self.running and (self.error is not None or stopping))
 
 
@@ -163,26 +162,26 @@ class _Entry:
     task: Task
     batch: _Batch
     seat: Seat | None = None
-    """The only GPU that may draw it while it is in the crew."""
+    """The only GPU that may draw it while that GPU is in the pool."""
 
 
 @dataclass(kw_only=True)
 class _Opened:
-    """What the GPUs said of themselves."""
+    """The devices and conditions that the GPUs reported, by index."""
 
     devices: dict[int, Device] = field(default_factory=dict)
     conditions: dict[int, dict[str, str]] = field(default_factory=dict)
 
 
 class Crew:
-    """The GPUs of a sweep. The threads of several kernels may use it at once.
+    """The pool of a sweep's GPUs. The threads of several kernels may use it at once.
 
     Args:
         indexes: The GPUs, as torch counts.
         start: Opens sessions.
-        on_event: Receives one line for a person, from any thread.
-        order: The kernels' names: the tasks of the first come first.
-        choice: How to choose some of the GPUs; braces in it stand for their indexes.
+        on_event: Receives one line for the user, from any thread.
+        order: The kernels' names in the order of their tasks.
+        choice: Advice how to choose some of the GPUs; braces in it stand for their indexes.
     """
 
     def __init__(
@@ -219,7 +218,7 @@ class Crew:
         self.close()
 
     def close(self) -> None:
-        """Stop what still runs, and release all GPUs."""
+        """Stop running tasks and release all GPUs."""
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
@@ -228,10 +227,10 @@ class Crew:
                 seat.interrupt()
                 thread.join(_LOOK_S)
 
-    def open(self, found: FoundKernel) -> tuple[Device, Mapping[str, str]]:
-        """What is measured on: the GPU as grids are computed for it, and the conditions of all times.
+    def open(self, kernel: FoundKernel) -> tuple[Device, Mapping[str, str]]:
+        """Return the GPU as grids are computed for it, and the conditions of all times.
 
-        Every GPU is asked, when the first kernel is.
+        The first call asks every GPU.
 
         Raises:
             TuneError: The GPUs differ, or one of them is taken.
@@ -239,49 +238,49 @@ class Crew:
         """
         with self._asking:
             if self._opened is None:
-                self._opened = self._ask(found)
+                self._opened = self._ask(kernel)
             return self._opened
 
-    def _ask(self, found: FoundKernel) -> tuple[Device, Mapping[str, str]]:
-        said = _Opened()
+    def _ask(self, kernel: FoundKernel) -> tuple[Device, Mapping[str, str]]:
+        answers = _Opened()
 
         def ask(seat: Seat) -> None:
-            said.devices[seat.index] = seat.session.device()
-            said.conditions[seat.index] = seat.session.identity()
+            answers.devices[seat.index] = seat.session.device()
+            answers.conditions[seat.index] = seat.session.identity()
 
-        task = Task(kernel=found, work=ask)
+        task = Task(kernel=kernel, work=ask)
         self._run([(task, seat) for seat in self.seats])
-        devices = {index: said.devices[index] for index in sorted(said.devices)}
+        devices = {index: answers.devices[index] for index in sorted(answers.devices)}
         if len({(device.name, device.sm_count) for device in devices.values()}) > 1:
-            here = "; ".join(
+            described = "; ".join(
                 f"{index}: {device.name}, {device.sm_count} multiprocessors"
                 for index, device in devices.items()
             )
             raise TuneError(
-                f"the GPUs differ ({here}), and their times cannot be compared; choose those that are "
-                f"equal: {self._choice.replace('{}', str(min(devices)))}"
+                f"the GPUs differ ({described}), and their times cannot be compared; choose equal GPUs: "
+                f"{self._choice.replace('{}', str(min(devices)))}"
             )
         first = min(devices)
-        return devices[first], said.conditions[first]
+        return devices[first], answers.conditions[first]
 
     def run(self, tasks: Sequence[Task], meanwhile: Callable[[], None] = lambda: None) -> None:
-        """Have tasks of a kernel done, the longest first; of equal ones the first.
+        """Let the GPUs do a kernel's tasks, the longest first, equal tasks in their order.
 
         Args:
             tasks: The tasks.
-            meanwhile: Called now and then while waiting.
+            meanwhile: Called repeatedly while waiting.
 
         Raises:
             GpuLostError: The last GPU is lost.
-            MeasuringStopped: The crew was closed.
-            Exception: The first error of a task. Those that ran beside it are done.
+            MeasuringStopped: The pool was closed.
+            Exception: The first error of a task. Tasks that were running then have ended.
         """
         with self._changed:
             self._begun.update(task.kernel.tunable.name for task in tasks)
         self._run([(task, None) for task in tasks], meanwhile)
 
     def has_begun(self, kernel: str) -> bool:
-        """Whether a kernel has had tasks."""
+        """Return whether a kernel has had tasks."""
         return kernel in self._begun
 
     @property
@@ -295,7 +294,7 @@ class Crew:
         return len(self._queue)
 
     def usage(self) -> tuple[GpuUse, ...]:
-        """How long each GPU worked and waited so far."""
+        """Return each GPU's busy and idle time so far."""
         now = monotonic()
         return tuple(
             GpuUse(
@@ -318,7 +317,7 @@ class Crew:
         batch = _Batch(left=len(tasks))
         with self._changed:
             if self._stopping:
-                raise MeasuringStopped("this crew is closed")
+                raise MeasuringStopped("the GPU pool is closed")
             for task, seat in tasks:
                 self._add(_Entry(task=task, batch=batch, seat=seat))
             self._check_left(batch)
@@ -328,31 +327,31 @@ class Crew:
             while not self._over(batch):
                 meanwhile()
         except BaseException:
-            self.close()  # before what the tasks write to is closed
+            self.close()  # before the tasks' journal is closed
             raise
         if batch.error is not None:
             raise batch.error
         if batch.left:
-            raise MeasuringStopped("this crew is closed")
+            raise MeasuringStopped("the GPU pool is closed")
 
     def _add(self, entry: _Entry) -> None:
         self._queue.add(entry, entry.task.kernel.tunable.name, entry.task.length)
 
     def _over(self, batch: _Batch) -> bool:
-        """Wait a moment for the end of a batch; say whether it has come."""
+        """Wait a moment for the end of a batch; return whether it has ended."""
         with self._changed:
             return self._changed.wait_for(lambda: batch.over(stopping=self._stopping), _TELL_S)
 
     # The threads of the GPUs --------------------------------------------------------------------------------
 
-    def _strikes_of(self, found: FoundKernel) -> Strikes:
-        name = found.tunable.name
+    def _strikes_of(self, kernel: FoundKernel) -> Strikes:
+        name = kernel.tunable.name
         with self._changed:
-            told = Strikes(lambda line: self._on_event(f"{name}: {line}"))
-            return self._strikes.setdefault(name, told)
+            new = Strikes(lambda line: self._on_event(f"{name}: {line}"))
+            return self._strikes.setdefault(name, new)
 
     def _serve(self, seat: Seat) -> None:
-        """Do task after task, until the GPU is lost or the crew is closed."""
+        """Do task after task, until the GPU is lost or the pool is closed."""
         try:
             while seat.left_s is None and (entry := self._drawn(seat)) is not None:
                 began = monotonic()
@@ -368,25 +367,25 @@ class Crew:
             seat.close()
 
     def _drawn(self, seat: Seat) -> _Entry | None:
-        """The next task for a GPU, once there is one; None when the crew is closed."""
+        """Wait for the next task of a GPU; None when the pool is closed."""
         with self._changed:
             while not self._stopping:
-                others = [one for one in self.seats if one is not seat and one.left_s is None]
-                found = draw_for(
+                others = [other for other in self.seats if other is not seat and other.left_s is None]
+                drawn = draw_for(
                     self._queue,
                     lambda entry: self._may(seat, entry) and entry.task.ready(),
                     needs_fresh=lambda entry: entry.task.fresh,
                     is_fresh=seat.checks,
-                    fresh=sum(one.checks for one in others),
+                    fresh=sum(other.checks for other in others),
                 )
-                if found is not None:
-                    found.batch.running += 1
-                    seat.checks = found.task.fresh
-                    return found
-                mine = any(self._may(seat, entry) for entry in self._queue)
+                if drawn is not None:
+                    drawn.batch.running += 1
+                    seat.checks = drawn.task.fresh
+                    return drawn
+                waits_for_compiler = any(self._may(seat, entry) for entry in self._queue)
                 began = monotonic()
-                self._changed.wait(_LOOK_S if mine else None)
-                if mine:
+                self._changed.wait(_LOOK_S if waits_for_compiler else None)
+                if waits_for_compiler:
                     seat.waited_s += monotonic() - began
                 else:
                     seat.idle_s += monotonic() - began
@@ -395,8 +394,8 @@ class Crew:
     def _may(self, seat: Seat, entry: _Entry) -> bool:
         if entry.seat is not None and entry.seat.left_s is None:
             return entry.seat is seat
-        here = {one.gpu for one in self.seats if one.left_s is None}
-        return entry.task.owner not in here or entry.task.owner == seat.gpu
+        working = {other.gpu for other in self.seats if other.left_s is None}
+        return entry.task.owner not in working or entry.task.owner == seat.gpu
 
     def _ended(self, seat: Seat, entry: _Entry, error: BaseException | None) -> None:
         batch = entry.batch
@@ -411,12 +410,12 @@ class Crew:
             else:
                 batch.left -= 1
             if batch.error is not None:
-                self._queue.drop(lambda one: one.batch is batch)
+                self._queue.drop(lambda waiting: waiting.batch is batch)
             self._changed.notify_all()
         if isinstance(error, GpuLostError) and batch.error is None:
             self._on_event(
-                f"GPU {seat.index} ({seat.gpu}) is lost and leaves the sweep: {error}. What it was measuring "
-                "is measured anew on another GPU"
+                f"GPU {seat.index} ({seat.gpu}) is lost and leaves the sweep: {error}. Its unfinished "
+                "problem is measured again on another GPU"
             )
 
     def _check_left(self, batch: _Batch, error: GpuLostError | None = None) -> None:
@@ -425,4 +424,4 @@ class Crew:
             return
         lost = "; ".join(f"GPU {seat.index}: {seat.lost}" for seat in self.seats)
         batch.error = batch.error or error or GpuLostError(f"no GPU is left: {lost}")
-        self._queue.drop(lambda one: one.batch is batch)
+        self._queue.drop(lambda waiting: waiting.batch is batch)

@@ -1,4 +1,4 @@
-"""Turn a kernel's measured times and its present table into a portfolio and a new table. Reads no file."""
+"""Choose a kernel's portfolio and new table from its times and its present table. Reads no file."""
 
 from __future__ import annotations
 
@@ -31,8 +31,8 @@ class Decision:
         whole: Whether all declared problems are swept; else the present table's other entries stay.
 
     Raises:
-        TuneError: Entries that would stay were made under other conditions than the new ones; nothing was
-            measured yet.
+        TuneError: Entries that would stay were made under other conditions than the new entries; nothing
+            was measured yet.
     """
 
     def __init__(
@@ -43,7 +43,7 @@ class Decision:
         self.old = old
         """The present table, whose entries win ties and may stay."""
         self.remark: str | None = None
-        """What a person should see about the last result of `table`; None where there is nothing."""
+        """A line for the user about the last result of `table`, if any."""
         self._whole = whole
         self._joined = False
         self._empty = SweepTimes(
@@ -65,7 +65,7 @@ class Decision:
         comparable(self._empty, old, self._keep)  # raises before anything is measured
 
     def sweep(self, swept: KernelTimes) -> SweepTimes:
-        """The measured times in the form that the choice takes."""
+        """Return the measured times in the form for the choice."""
         inside = {problem: self._default_at(problem) for problem in swept.problems}
         return replace(
             self._empty,
@@ -75,20 +75,23 @@ class Decision:
         )
 
     def portfolio(self, swept: KernelTimes) -> tuple[Config, ...]:
-        """The configs to time at every edge and every point inside a bucket."""
+        """Return the configs to time at every edge and every point inside a bucket."""
         return settle_portfolio(self.sweep(swept), self.old, keep=self._keep)
 
     def first_sizes(self, edge: Problem) -> list[Problem]:
-        """The sizes to measure first inside a bucket: the present table's, so that its line may stay."""
+        """Return the first sizes to measure inside a bucket.
+
+        They are the present table's sizes, if any, so that its line may stay.
+        """
         old = self.old.entry(edge) if self.old is not None else None
         inside = [edge.replaced(**point.size) for point in old.points] if old is not None else []
         return [size for size in inside if size != edge] or sizes_inside(self.tunable.axes, edge)
 
     def next_sizes(self, swept: KernelTimes, edges: Collection[Problem]) -> dict[Problem, Problem]:
-        """The size to measure next inside each of some buckets where the rule is not good enough, by edge.
+        """Return the next size to measure in each bucket where the rule is not good enough, by edge.
 
-        What it says of a bucket depends on that bucket's times alone. Where the present table's line may
-        stay, the rule must be worse by a tie, so that noise adds no size.
+        The size depends only on the bucket's times. Where the present table's line may stay, the rule must be
+        worse by a tie, so that noise adds no size.
         """
         sweep, axes = self.sweep(swept), self.tunable.axes
         times: dict[Problem, dict[Problem, Mapping[Config, Measurement]]] = {edge: {} for edge in edges}
@@ -98,18 +101,18 @@ class Decision:
         may_stay = set()
         if self.old is not None and not differences(self._empty, self.old):
             may_stay = {entry.bucket for entry in self.old.entries}
-        found = {}
+        sizes = {}
         for edge, inside in times.items():
             if sweep.default(edge) not in inside.get(edge, {}):
                 continue  # it gets no entry
             left = left_at_points(sweep, portfolio, edge, inside)
             at_most = LEFT_AT_MOST + (TIE if edge in may_stay else 0.0)
             if (size := next_size(axes, edge, left, at_most=at_most)) is not None:
-                found[edge] = size
-        return found
+                sizes[edge] = size
+        return sizes
 
     def table(self, swept: KernelTimes) -> Table:
-        """The table to publish.
+        """Choose the table to publish.
 
         Raises:
             TuneError: As `choose_entries`.
@@ -120,8 +123,8 @@ class Decision:
         if self._joined:
             # The configs of another tune were not timed everywhere here: they win none of this sweep's edges.
             portfolio = self._joined_portfolio(sweep, swept)
-            theirs = set(portfolio) - self._timed(swept)
-            sweep = _without(sweep, theirs)
+            untimed = set(portfolio) - self._timed(swept)
+            sweep = _without(sweep, untimed)
         table = choose_entries(sweep, portfolio, incumbent=self.old, keep=self._keep)
         if table is self.old:
             return table
@@ -141,12 +144,12 @@ class Decision:
     def join(self, now: Table | None) -> None:
         """Take into account the table that another tune has written since the sweep began.
 
-        The portfolio of a whole sweep stays. That of a partial sweep gives way: the other entries' points
-        have one column for each config of the other tune's portfolio. So that portfolio is kept, and the
-        configs that this sweep's edges need are added at its end, as if it had been there from the start.
+        A whole sweep keeps its portfolio. A partial sweep takes over the other tune's portfolio, because the
+        other entries' points have one column for each of its configs. The configs that this sweep's edges
+        need are added at its end, as if that table had been present from the start.
 
         Raises:
-            TuneError: The two tables do not go together (`check_joinable`).
+            TuneError: The two tables cannot be joined (`check_joinable`).
         """
         check_joinable(self._empty, now, self.old, tuple(self._empty.defaults) if self._whole else ())
         self.old = now
@@ -154,8 +157,8 @@ class Decision:
 
     def _joined_portfolio(self, sweep: SweepTimes, swept: KernelTimes) -> tuple[Config, ...]:
         timed = self._timed(swept)
-        others = {config for known in sweep.problems.values() for config in known.candidates} - timed
-        return settle_portfolio(_without(sweep, others), self.old, keep=self._keep)
+        untimed = {config for known in sweep.problems.values() for config in known.candidates} - timed
+        return settle_portfolio(_without(sweep, untimed), self.old, keep=self._keep)
 
     @property
     def _keep(self) -> tuple[Problem, ...]:
@@ -168,22 +171,22 @@ class Decision:
 
 
 def to_recheck(table: Table, swept: KernelTimes) -> list[tuple[Problem, Config]]:
-    """The configs of a table to verify once more before it is published, each with its problem.
+    """Return the configs of a table to verify once more before it is published, each with its problem.
 
-    Those are each winner, at its edge, and each member of the portfolio without an entry, at the edge where
-    it loses least: the rule between measured sizes and live searches choose among all members.
+    They are each winner, at its edge, and each member of the portfolio without an entry, at the edge where it
+    loses least: the rule between measured sizes and live searches choose among all members.
     """
-    found = {entry.bucket: [entry.config] for entry in table.entries if entry.bucket in swept.problems}
+    checks = {entry.bucket: [entry.config] for entry in table.entries if entry.bucket in swept.problems}
     winning = {entry.config for entry in table.entries}
     for member in table.portfolio:
-        edge = swept.best_edge(member, found)
+        edge = swept.best_edge(member, checks)
         if edge is not None and member not in winning:
-            found[edge].append(member)
-    return [(edge, config) for edge, configs in found.items() for config in configs]
+            checks[edge].append(member)
+    return [(edge, config) for edge, configs in checks.items() for config in configs]
 
 
 def _without(sweep: SweepTimes, configs: set[Config]) -> SweepTimes:
-    """A sweep in whose first pass some configs were not timed."""
+    """Return a sweep without the first-pass times of some configs."""
 
     def without(known: ProblemTimes) -> ProblemTimes:
         left = {config: time for config, time in known.candidates.items() if config not in configs}

@@ -1,12 +1,12 @@
-"""A sweep's journal: what is in it outlives a kill, what is acknowledged a crash. Knows no record's sense.
+"""Append-only journal of a sweep. Written records survive a kill, synced records a crash.
 
-A record that is added is in the file at once, so that no end of this process loses it. A disk takes
-milliseconds to keep a line for good, as long as a GPU takes for several measurements: so `sync` does that for
-all lines since the last time.
+An added record is written to the file at once, so that no end of this process loses it. Syncing a line to
+disk takes milliseconds, as long as several measurements on a GPU: so `sync` does it for all lines since the
+last call.
 
 Each line holds one record: ``crc32 length identity {json}``. The length and the checksum let the reader find
 intact records between any damage. The identity is a digest of the conditions of the sweep and of the schema.
-It says which sweep a record belongs to even when the first line, which spells both out, is lost.
+It identifies a record's sweep even when the first line, which spells out both, is lost.
 """
 
 from __future__ import annotations
@@ -31,15 +31,15 @@ from aot_tune.tables import files
 Record = dict[str, Any]
 
 Accepts = Callable[[Record], bool]
-"""Says whether a record of this schema has the content that its reader expects."""
+"""Returns whether a record of this schema has the content that its reader expects."""
 
 SCHEMA = 3
-"""The version of the records' form: the only one that is read and written. The first line names it."""
+"""The only version of the records' form that is read and written. The first line names it."""
 
 MOST_RECORD_BYTES = 16_384
-"""Most bytes of a record, its checksum and length not counted. A record holds one measurement, of which the
-longest part is a failure's message, and `aot_tune.tuner.sweep.results` cuts that. The bound keeps the search
-for records behind damage linear in the file's size."""
+"""Most bytes of a record without its checksum and length. The longest part of a record is a failure's
+message, which `aot_tune.tuner.sweep.results` cuts. The bound keeps the search for records after damage linear
+in the file's size."""
 
 _START = re.compile(rb"([0-9a-f]{8}) ([0-9]{1,5}) ([0-9a-f]{16}) (?=\{)")
 _IDENTITY_KEY, _SCHEMA_KEY = "made_with", "schema"
@@ -54,7 +54,7 @@ def _all(record: Record) -> bool:
 
 
 class Journal:
-    """An open journal, locked by this process. Make one with `Journal.open`.
+    """An open journal, locked by this process; made by `Journal.open`.
 
     Attributes:
         damage: One line that describes the damage of the file and names the file that holds the damaged
@@ -72,24 +72,24 @@ class Journal:
         self._failed: str | None = None
         self._writing = threading.Lock()
         self._size = self._synced = 0
-        """Bytes of whole lines that are in the file, and of those that the disk keeps."""
+        """Bytes of the file's whole lines, and of its synced lines."""
         self.damage: str | None = None
 
     @classmethod
     def open(
         cls, path: Path, identity: Mapping[str, str], *, accepts: Accepts = _all, fresh: bool = False
     ) -> Journal:
-        """Open a journal to resume it, or start one. Where `path` is a link, the file it points to is used.
+        """Open a journal to resume it, or start a new journal. Follows a link.
 
         Args:
-            path: The file; a missing folder is made.
+            path: The file; a missing folder is created.
             identity: The conditions of its records, name to text: driver, compiler, source, GPU.
-            accepts: A record that it does not accept counts as damage.
+            accepts: Checks records; a record that it rejects counts as damage.
             fresh: Whether to set an earlier journal aside as ``<name>.old``, once the lock is held.
 
         Raises:
             JournalMismatchError: It was made under other conditions or in the form of another release; the
-                message says what differs.
+                message names the differences.
             TuneError: Another process has locked it; the message names its pid.
             JournalWriteError: It cannot be read or written.
         """
@@ -114,11 +114,11 @@ class Journal:
 
     @property
     def records(self) -> list[Record]:
-        """The records that the file held when it was opened, in their order."""
+        """The records in the file when it was opened, in their order."""
         return list(self._records)
 
     def append(self, record: Record) -> None:
-        """Write one record to disk. When this returns, no crash loses it, nor what was added before.
+        """Write one record to disk, where no crash loses it or earlier records.
 
         Args:
             record: As for `add`.
@@ -132,15 +132,15 @@ class Journal:
         self._sync(before)
 
     def add(self, record: Record) -> None:
-        """Write one record to the file. When this returns, no end of this process loses it.
+        """Write one record to the file, where no end of this process loses it.
 
         Args:
-            record: Plain JSON values that come back equal. NaN and infinities are refused.
+            record: Plain JSON values that are read back equal. NaN and infinities are refused.
 
         Raises:
-            ValueError: The record would not come back equal, or is longer than `MOST_RECORD_BYTES`.
+            ValueError: The record would not be read back equal, or is longer than `MOST_RECORD_BYTES`.
             JournalWriteError: It could not be written. The journal accepts no further record, and keeps all
-                earlier ones.
+                earlier records.
         """
         if _IDENTITY_KEY in record:
             raise ValueError(
@@ -157,7 +157,7 @@ class Journal:
             self._size += len(line)
 
     def sync(self) -> None:
-        """Have the disk keep all that was added. When this returns, no crash loses it.
+        """Sync all added records to disk, where no crash loses them.
 
         Raises:
             JournalWriteError: As `add`.
@@ -165,11 +165,11 @@ class Journal:
         self._sync(None)
 
     def _sync(self, keep: int | None) -> None:
-        """Do so; where it fails, cut the file to `keep` bytes, or to all whole lines where that is None."""
+        """Sync; on failure cut the file to `keep` bytes, or to all whole lines where that is None."""
         with self._writing:
             descriptor, size = self._writable(), self._size
         try:
-            os.fsync(descriptor)  # others may add meanwhile
+            os.fsync(descriptor)  # other threads may add meanwhile
         except OSError as error:
             with self._writing:
                 self._fail(error, self._size if keep is None else keep)
@@ -180,14 +180,14 @@ class Journal:
         """Rename the file to ``<name>.done``, so that the next sweep measures anew.
 
         Returns:
-            The reason why it cannot be renamed, and what to do; None where it was.
+            The reason why it cannot be renamed, and the remedy; None where it was.
         """
         try:
             self._path.replace(self._path.with_suffix(".done"))
         except OSError as error:
             return (
                 f"{self._path}: the table is published, but its journal cannot be renamed: {_reason(error)}; "
-                "remove it, else the next sweep takes its measurements over"
+                "remove it, else the next sweep takes over its measurements"
             )
         return None
 
@@ -195,7 +195,7 @@ class Journal:
         """Close and unlock the file. May be called twice."""
         if self._descriptor is not None:
             if self._synced < self._size:
-                with contextlib.suppress(OSError):  # what is lost then is measured again
+                with contextlib.suppress(OSError):  # lost records are measured again
                     os.fsync(self._descriptor)
             os.close(self._descriptor)
             self._descriptor = None
@@ -211,15 +211,15 @@ class Journal:
     def _start(self) -> None:
         """Read the file, check its identity, set damaged bytes aside, and open it for appending."""
         data = _content(self._path)
-        found = _scan(data, self._digest, self._accepts)
-        _check_identity(self._path, found.records, self._identity, self._digest)
-        self._records = [record for _, record in found.records if _IDENTITY_KEY not in record]
+        scanned = _scan(data, self._digest, self._accepts)
+        _check_identity(self._path, scanned.records, self._identity, self._digest)
+        self._records = [record for _, record in scanned.records if _IDENTITY_KEY not in record]
         header = _line({_IDENTITY_KEY: self._identity, _SCHEMA_KEY: SCHEMA}, self._digest)
         clean = header + b"".join(_line(record, self._digest) for record in self._records)
         # An empty file is left by a crash between its creation and its first line: nothing was lost.
         if data and data != clean:
-            headers = len(found.records) - len(self._records)
-            self.damage = self._set_aside(found.damaged, headers)
+            headers = len(scanned.records) - len(self._records)
+            self.damage = self._set_aside(scanned.damaged, headers)
         if data != clean:
             files.write_atomic(self._path, clean)
         self._descriptor = os.open(self._path, os.O_WRONLY | os.O_APPEND | os.O_CLOEXEC)
@@ -227,9 +227,9 @@ class Journal:
 
     def _set_aside(self, damaged: Sequence[bytes], headers: int) -> str:
         if not damaged:
-            what = "lacked a line end" if headers == 1 else "lacked its first line"
-            what = f"held its first line {headers} times" if headers > 1 else what
-            return f"{self._path}: {what}; {len(self._records)} records are kept"
+            fault = "lacked a line end" if headers == 1 else "lacked its first line"
+            fault = f"held its first line {headers} times" if headers > 1 else fault
+            return f"{self._path}: {fault}; {len(self._records)} records are kept"
         aside = self._path.with_name(self._path.name + ".damaged")
         with aside.open("ab") as file:
             file.write(b"\n".join([*damaged, b""]))
@@ -246,14 +246,14 @@ class Journal:
         return self._descriptor
 
     def _fail(self, error: OSError, keep: int) -> NoReturn:
-        """Cut the file to what is sure, and accept no more: after a failed fsync its state is unknown."""
+        """Cut the file to its safe bytes and refuse records: after a failed fsync its state is unknown."""
         self._failed = self._failed or (
             f"{self._path}: cannot save a measurement: {_reason(error)}; all finished results are kept: "
             "make room and run the same command again"
         )
         descriptor, self._descriptor = self._descriptor, None
         if descriptor is not None:
-            with contextlib.suppress(OSError):  # where this fails, the next opening sets the torn line aside
+            with contextlib.suppress(OSError):  # on failure the next opening sets the torn line aside
                 os.ftruncate(descriptor, keep)
             with contextlib.suppress(OSError):
                 os.fsync(descriptor)
@@ -266,7 +266,7 @@ class Journal:
 
 @dataclass(frozen=True, kw_only=True)
 class JournalContent:
-    """What a journal's file holds. Reading it takes no lock and changes nothing."""
+    """The content of a journal's file."""
 
     identity: Mapping[str, str]
     """The conditions of its records, name to text; empty where the first line is lost."""
@@ -275,21 +275,21 @@ class JournalContent:
     """The intact records of these conditions, in their order."""
 
     foreign: int
-    """Number of records that were made under other conditions."""
+    """Number of records of other conditions."""
 
     damaged_places: int
-    """Number of places between intact records where bytes are damaged."""
+    """Number of damaged places between intact records."""
 
     damaged_bytes: int
     """Number of damaged bytes."""
 
 
 def read(path: Path, accepts: Accepts = _all) -> JournalContent:
-    """Read what a journal holds, also while a sweep writes it.
+    """Read a journal without a lock, also while a sweep writes it.
 
     Args:
         path: The file.
-        accepts: A record that it does not accept counts as damage.
+        accepts: Checks records; a record that it rejects counts as damage.
 
     Raises:
         JournalMismatchError: It has the form of another release.
@@ -300,19 +300,19 @@ def read(path: Path, accepts: Accepts = _all) -> JournalContent:
     headers = [(digest, record) for digest, record in every.records if _IDENTITY_KEY in record]
     _check_schema(path, [record for _, record in every.records])
     own = headers[0][0] if headers else next((digest for digest, _ in every.records), "")
-    found = _scan(data, own, accepts)
-    records = [(digest, record) for digest, record in found.records if _IDENTITY_KEY not in record]
+    scanned = _scan(data, own, accepts)
+    records = [(digest, record) for digest, record in scanned.records if _IDENTITY_KEY not in record]
     return JournalContent(
         identity=dict(headers[0][1][_IDENTITY_KEY]) if headers else {},
         records=tuple(record for digest, record in records if digest == own),
         foreign=sum(digest != own for digest, _ in records),
-        damaged_places=len(found.damaged),
-        damaged_bytes=sum(map(len, found.damaged)),
+        damaged_places=len(scanned.damaged),
+        damaged_bytes=sum(map(len, scanned.damaged)),
     )
 
 
 def check_resumable(path: Path, identity: Mapping[str, str]) -> None:
-    """Refuse a journal that could not be resumed, before anything is measured. A missing one is fine.
+    """Refuse a journal that could not be resumed, before anything is measured. It may be missing.
 
     Raises:
         JournalMismatchError: As `Journal.open`.
@@ -333,13 +333,15 @@ class _Scanned:
     """The intact records in their order, each with the digest of its conditions."""
 
     damaged: tuple[bytes, ...]
-    """The bytes between them, in their order. A line end after a record is not damage."""
+    """The other bytes, in their order. A line end after a record is not damage."""
 
 
 def _line(record: Record, digest: str) -> bytes:
     text = json.dumps(record, allow_nan=False, separators=(",", ":"))
     if json.loads(text) != record:
-        raise ValueError(f"a record would come back from the journal as {text:.200}; use lists and str keys")
+        raise ValueError(
+            f"a record would be read back from the journal as {text:.200}; use lists and str keys"
+        )
     body = f"{digest} {text}".encode()
     if len(body) > MOST_RECORD_BYTES:
         raise ValueError(f"a journal's record has at most {MOST_RECORD_BYTES} bytes: {text:.200}")
@@ -347,7 +349,7 @@ def _line(record: Record, digest: str) -> bytes:
 
 
 def _scan(data: bytes, digest: str, accepts: Accepts) -> _Scanned:
-    """Find every intact record, wherever the damage is. `accepts` judges those of the conditions `digest`."""
+    """Find every intact record between damage. `accepts` checks the records of the conditions `digest`."""
     records: list[tuple[str, Record]] = []
     damaged: list[bytes] = []
     view = memoryview(data)
@@ -358,16 +360,16 @@ def _scan(data: bytes, digest: str, accepts: Accepts) -> _Scanned:
         if not whole or zlib.crc32(view[start.start(3) : end]) != int(start[1], 16):
             at = start.start() + 1
             continue
-        theirs = start[3].decode()
+        identity = start[3].decode()
         record = _parsed(data[start.end() : end])
-        if record is not None and _IDENTITY_KEY not in record and theirs == digest and not accepts(record):
+        if record is not None and _IDENTITY_KEY not in record and identity == digest and not accepts(record):
             record = None
         at = end + 1 if data[end : end + 1] == b"\n" else end
         if record is None:
-            continue  # its bytes are among the damaged ones before the next record
+            continue  # its bytes count as damaged bytes before the next record
         if start.start() > done:
             damaged.append(data[done : start.start()])
-        records.append((theirs, record))
+        records.append((identity, record))
         done = at
     if done < len(data):
         damaged.append(data[done:])
@@ -375,10 +377,10 @@ def _scan(data: bytes, digest: str, accepts: Accepts) -> _Scanned:
 
 
 def _parsed(text: bytes) -> Record | None:
-    """The record of a text; None where the text is no record, although its checksum is right."""
+    """Parse a record's text; None where it is no record in spite of a correct checksum."""
     try:
         record: Record = json.loads(text, parse_constant=_no_number)
-        _line(record, "0" * 16)  # too large a number, and too long a record, cannot be written again
+        _line(record, "0" * 16)  # raises for a number too large, or a record too long, to be written again
     except (ValueError, RecursionError):
         return None
     if _IDENTITY_KEY in record:
@@ -390,7 +392,7 @@ def _parsed(text: bytes) -> Record | None:
 
 
 def _no_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no JSON")
+    raise ValueError(f"{text} is not JSON")
 
 
 def _digest(identity: Mapping[str, str]) -> str:
@@ -400,7 +402,7 @@ def _digest(identity: Mapping[str, str]) -> str:
 def _check_identity(
     path: Path, records: Sequence[tuple[str, Record]], identity: Mapping[str, str], digest: str
 ) -> None:
-    foreign = [record for theirs, record in records if theirs != digest]
+    foreign = [record for own, record in records if own != digest]
     if not foreign:
         return
     _check_schema(path, foreign)
@@ -412,22 +414,22 @@ def _check_identity(
             if spelled.get(name) != identity.get(name)
         )
     elif len(foreign) < len(records):
-        differences = f"{len(foreign)} of its records are of another sweep, whose first line is not there"
+        differences = f"{len(foreign)} of its records are of another sweep, whose first line is missing"
     else:
-        differences = "its first line, which named them, is damaged"
+        differences = "its first line, which named the conditions, is damaged"
     raise JournalMismatchError(
         f"{path}: this sweep was begun under other conditions: {differences}; its times cannot be mixed "
-        "with new ones: move the file away or start over with --fresh, or restore the conditions to go on"
+        "with new ones: move the file away or start over with --fresh, or restore the conditions to continue"
     )
 
 
 def _check_schema(path: Path, records: Sequence[Record]) -> None:
     """Refuse the journal of another release, by its first line."""
     schemas = (record[_SCHEMA_KEY] for record in records if _IDENTITY_KEY in record)
-    other = next((schema for schema in schemas if schema != SCHEMA), None)
-    if other is not None:
+    foreign = next((schema for schema in schemas if schema != SCHEMA), None)
+    if foreign is not None:
         raise JournalMismatchError(
-            f"{path}: this journal was written by another release of aot_tune: its schema is {other}, this "
+            f"{path}: this journal was written by another release of aot_tune: its schema is {foreign}, this "
             f"release reads {SCHEMA}; move the file away, or start over with --fresh"
         )
 
@@ -436,11 +438,11 @@ def _check_schema(path: Path, records: Sequence[Record]) -> None:
 
 
 _ANOTHER_FOLDER = "move it away or name another folder with --journal"
-"""What to do with a journal that cannot be read."""
+"""The remedy for a journal that cannot be read."""
 
 
 def _content(path: Path) -> bytes:
-    """The file's bytes; none where there is no file."""
+    """Read the file's bytes; empty where there is no file."""
     if path.exists() and not path.is_file():
         raise JournalWriteError(f"{path}: is not a plain file; {_ANOTHER_FOLDER}")
     return path.read_bytes() if path.exists() else b""
@@ -482,5 +484,5 @@ def _locked(path: Path) -> FileLock:
 
 
 def _reason(error: OSError) -> str:
-    """The system's reason without the file's name, which the messages here begin with."""
+    """Return the system's reason without the file's name, with which the messages begin."""
     return error.strerror or str(error)

@@ -1,26 +1,26 @@
 """Measure one kernel: candidates at edges, a portfolio, the portfolio everywhere. Writes no table.
 
-1. *Candidates*: at each bucket's edge the configs of the shortlist are verified and timed once; those that
-   may win are timed in the GPU's other states; those near the fastest are timed again, interleaved (the
+1. *Candidates*: at each bucket's edge the configs of the shortlist are verified and timed once. Configs that
+   may win are timed in the GPU's other states. Configs near the fastest are timed again, interleaved (the
    finals).
 2. *Portfolio*: a few configs are chosen over all edges.
 3. *Portfolio times*: at each edge and at each point inside its bucket the portfolio and the default are
-   verified and timed, in the GPU's other states as well; at the edges those near the fastest are timed again,
-   interleaved (the run-off). Then points are added, one a round in each bucket where the rule inside it is
-   not yet good enough.
+   verified and timed, in the GPU's other states as well. At the edges the configs near the fastest are timed
+   again, interleaved (the run-off). Then points are added, one per round in each bucket where the rule inside
+   it is not yet good enough.
 
-A config that is fast in one state of the GPU and slow in another is near the fastest only if it is in both.
+A config is near the fastest only if it is in every state of the GPU.
 
-Each problem of a step is a task of its own, which one GPU of the crew does: what is compared was timed on one
-card. Steps wait for all of their problems. What is chosen does not depend on which GPU did what, nor on their
-number: results are put into the order of the plan before anything is chosen from them.
+Each problem of a step is a task of its own, done by one GPU of the pool: only times of one GPU are compared.
+Steps wait for all of their problems. The choices depend neither on the assignment of tasks to GPUs nor on the
+number of GPUs: results are put into the order of the plan first.
 
-Compilations go on meanwhile. A result that the journal holds is not measured again. Winners are verified once
+Compilations run at the same time. A result in the journal is not measured again. Winners are verified once
 more in a fresh process when the table is known (`KernelSweep.table`). When a member of the portfolio is
-found wrong, the portfolio is chosen again without it and what is new is measured, until no member falls.
+found wrong, the portfolio is chosen again without it and missing times are measured, until all members pass.
 
-A problem that cannot be opened in the worker is left out, with its reason, and the others go on. Where time
-is limited, the problems that are worth most come first, and those that are not reached are left out.
+A problem that cannot be opened in the worker is left out, with its reason, and the sweep continues. With a
+time budget, the problems with the largest expected gain come first, and unreached problems are left out.
 """
 
 from __future__ import annotations
@@ -49,12 +49,12 @@ class KernelSweep:
 
     Args:
         planned: The kernel's problems and their candidates.
-        feed: Compiles the plan's jobs, which are submitted to it here.
-        crew: Measures on its GPUs what is missing.
-        results: Holds the results of an earlier run and takes the new ones.
+        feed: Compiles the plan's jobs.
+        crew: Measures the missing results on its GPUs.
+        results: Holds the results of an earlier run and takes the new results.
         progress: Receives each event of the sweep.
         decision: Chooses the portfolio, the sizes inside buckets, and the table.
-        exhaustive: Measure every candidate.
+        exhaustive: Whether to measure every candidate.
         budget_s: Time for all steps, seconds; unlimited when None.
     """
 
@@ -78,11 +78,11 @@ class KernelSweep:
         self._plans: dict[Problem, ProblemPlan] = {}
         """The plans of the portfolio's problems, in their order."""
         self._added: set[Problem] = set()
-        """The problems among them without which their buckets are served too."""
+        """The problems of `_plans` without which their buckets are served too."""
         self._begun = self._of = 0
 
     def run(self) -> KernelTimes:
-        """Do all three steps.
+        """Run all three steps.
 
         Raises:
             TuneError: The GPU is lost, the disk is full, or nothing can be compiled; finished results are
@@ -112,25 +112,25 @@ class KernelSweep:
             self._choose_portfolio()
 
     def broken(self) -> str | None:
-        """The reason why no compilation of this kernel succeeded; None where one did."""
+        """Return the reason why no compilation of this kernel succeeded; None where any did."""
         return self._state.broken()
 
     def disagreements(self) -> list[str]:
-        """A line for each two GPUs that disagree on the defaults at the edges."""
-        results, found = self._state.results, []
+        """List the pairs of GPUs whose times of the edges' defaults differ, one line each."""
+        results, pairs = self._state.results, []
         for each in self._plan.problems:
             problem, default = each.problem, each.default
-            first, second = results.owner("candidates", problem), results.owner("portfolio", problem)
-            one = results.outcome("candidates", problem, default)
-            other = results.outcome("portfolio", problem, default)
-            if first and second and isinstance(one, Measurement) and isinstance(other, Measurement):
-                found.append(DefaultTwice(gpus=(first, second), times=(one, other)))
-        return disagreements(found)
+            gpus = results.owner("candidates", problem), results.owner("portfolio", problem)
+            first = results.outcome("candidates", problem, default)
+            second = results.outcome("portfolio", problem, default)
+            if gpus[0] and gpus[1] and isinstance(first, Measurement) and isinstance(second, Measurement):
+                pairs.append(DefaultTwice(gpus=(gpus[0], gpus[1]), times=(first, second)))
+        return disagreements(pairs)
 
     # The portfolio ------------------------------------------------------------------------------------------
 
     def _choose_portfolio(self) -> None:
-        """Choose the portfolio and time it everywhere, again and again until no member is found wrong."""
+        """Choose the portfolio and time it everywhere; repeat until no member is found wrong."""
         times = self._state.times
         while True:
             times.portfolio = self._decision.portfolio(times)
@@ -157,7 +157,7 @@ class KernelSweep:
             self._measure_portfolio_at(added)
 
     def _sizes_to_add(self) -> list[Problem]:
-        """The sizes to measure next. One that was tried and was not opened or reached does not come back."""
+        """Return the sizes to measure next, without sizes that were tried before."""
         times = self._state.times
         edges = [edge for edge in self._edges if edge in times.problems]
         sizes = self._decision.next_sizes(times, edges).values()
@@ -175,28 +175,28 @@ class KernelSweep:
     # The recheck --------------------------------------------------------------------------------------------
 
     def _recheck(self, winners: Iterable[tuple[Problem, Config]]) -> bool:
-        """Verify winners once more in a fresh process. One that is wrong wins nowhere any more.
+        """Verify winners once more in a fresh process. A wrong winner wins nowhere any more.
 
-        A winner that fails in another way, and one whose problem cannot be opened, does not win there.
+        A winner that fails in another way, or whose problem cannot be opened, does not win at that problem.
 
         Args:
-            winners: Each config with the problem at which it is verified, those of one problem in a row.
+            winners: Each config with the problem at which it is verified, grouped by problem.
 
         Returns:
             Whether all passed.
         """
         times, results = self._state.times, self._state.results
-        asked: dict[Problem, list[Config]] = {}
+        checks: dict[Problem, list[Config]] = {}
         for problem, config in winners:
             if problem not in times.unopened:
-                asked.setdefault(problem, []).append(config)
+                checks.setdefault(problem, []).append(config)
         self._do(
             "recheck",
-            {problem: self._plans[problem] for problem in asked},
-            lambda measuring, problem: measuring.recheck(asked[problem]),
+            {problem: self._plans[problem] for problem in checks},
+            lambda measuring, problem: measuring.recheck(checks[problem]),
         )
         passed = True
-        for problem, configs in asked.items():
+        for problem, configs in checks.items():
             if problem in times.unopened:
                 passed = False
                 continue
@@ -215,12 +215,12 @@ class KernelSweep:
         plans: Mapping[Problem, ProblemPlan],
         work: Callable[[ProblemPass, Problem], None],
     ) -> None:
-        """Have the GPUs do a step on several problems, and their compilations in the same order."""
+        """Do a step on several problems, with their compilations in the same order."""
         state, budget = self._state, self._budget
         priorities = {problem: budget.priority(each) for problem, each in plans.items()}
         order = sorted(plans, key=lambda problem: -priorities[problem])
         jobs = {problem: state.jobs(step, plans[problem]) for problem in order}
-        state.submit(job for those in jobs.values() for job in those)
+        state.submit(job for of_problem in jobs.values() for job in of_problem)
 
         def task(each: ProblemPlan) -> Task:
             missing = state.waits_for(jobs[each.problem])
@@ -238,7 +238,7 @@ class KernelSweep:
     def _begin(
         self, step: Step, each: ProblemPlan, seat: Seat, work: Callable[[ProblemPass, Problem], None]
     ) -> None:
-        """Do a step on one problem; leave it out where it cannot be opened, or where no time is left."""
+        """Do a step on a problem; leave it out if it cannot be opened or no time is left."""
         state, problem = self._state, each.problem
         extra = problem in self._added
         if step != "recheck":
@@ -255,7 +255,7 @@ class KernelSweep:
             state.leave_out(step, problem, error.reason, seat.gpu)
 
     def _drop_unreached(self, order: Sequence[Problem]) -> None:
-        """Put the problems into an order, without buckets for which the time did not suffice."""
+        """Put the problems into an order, and drop buckets that were not reached in time."""
         times = self._state.times
         times.keep(
             problem for problem in dict.fromkeys(order) if self._bucket_of(problem) not in times.unreached

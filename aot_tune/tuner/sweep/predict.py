@@ -1,10 +1,10 @@
-"""`tune` without a GPU of the arch: compile for real, rank by the model, mark every entry `predicted`.
+"""Predict tables without a GPU of the arch: compile, rank by the model, mark entries `predicted`.
 
 Touches no GPU and no measured table. A predicted entry keeps the default unless the model promises a gain of
-10 % or more (`rule.PREDICTED_GAIN`). Where `work` is absent it is derived from the sizes of the arguments, or
-for a kernel that multiplies matrices counted by following its code; where that cannot be, all candidates are
-compiled and none is ranked, as the report says. Where the configs differ in hints alone, the defaults are
-compiled to prove that they compile.
+10 % or more (`rule.PREDICTED_GAIN`). Where `work` is absent it is derived from the sizes of the arguments;
+for a kernel that multiplies matrices it is counted by following its code. Where neither is possible, all
+candidates are compiled and none is ranked, as the report states. Where the configs differ only in hints, the
+defaults are compiled to prove that they compile.
 
 A first look predicts a fixed part: a few buckets of each kernel with a few candidates each, evenly spread.
 """
@@ -47,20 +47,20 @@ class Predicted:
     """The results of the compiler and the model for one kernel."""
 
     sweep: SweepTimes
-    """The model's time at each edge of every candidate that is left, in the form of a measured sweep."""
+    """The model's time of every remaining candidate at each edge, in the form of a measured sweep."""
 
     failures: dict[Problem, tuple[Failure, ...]] = field(default_factory=dict)
     """Candidates that do not compile, spill or do not fit."""
 
 
 def predict_kernel(
-    request: SweepRequest, found: FoundKernel, feed: CompileFeed, progress: Progress
+    request: SweepRequest, kernel: FoundKernel, feed: CompileFeed, progress: Progress
 ) -> SweptKernel:
-    """Predict one kernel's table and write it among the predicted ones.
+    """Predict one kernel's table and write it to the folder of predicted tables.
 
     Args:
-        request: What to predict.
-        found: The kernel.
+        request: The request.
+        kernel: The kernel.
         feed: Compiles.
         progress: Receives each event.
 
@@ -69,20 +69,20 @@ def predict_kernel(
         DeclarationError: A function of the declaration raises.
     """
     started = monotonic()
-    path = request.table_path(found)
-    _check_folder(request, found)
+    path = request.table_path(kernel)
+    _check_folder(request, kernel)
     old = earlier(path)
     device = Device.reference(request.arch)
-    planned = plan(found, request.arch, request.buckets(found), device=device)
+    planned = plan(kernel, request.arch, request.buckets(kernel), device=device)
     planned = first_look_plan(planned) if request.first_look else _without_unranked(planned)
     if request.first_look and old is not None and _predicts_more(old, planned):
         progress.note(
-            f"{path} predicts {len(old.entries)} buckets already, more than a first look would: it stays"
+            f"{path} already predicts {len(old.entries)} buckets, more than a first look would: it stays"
         )
         return _left_alone(planned, path, old)
     progress.show(
         Started(
-            kernel=found.tunable.name,
+            kernel=kernel.tunable.name,
             arch=request.arch,
             problems=len(planned.problems),
             jobs=len(planned.jobs),
@@ -99,22 +99,22 @@ def predict_kernel(
         progress.note(note)
     for line in unserved(predicted.sweep):
         progress.note(line)
-    whole = not request.first_look and request.limit is None and found.tunable.name not in request.problems
+    whole = not request.first_look and request.limit is None and kernel.tunable.name not in request.problems
 
-    def beside(there: Table | None) -> tuple[Table, list[str]]:
-        if there != old:
-            check_joinable(predicted.sweep, there, old)
-        kept = None if whole or there is None or differences(predicted.sweep, there) else there
-        # As a reader will see it, with rounded floats: an unchanged prediction then equals the one before.
+    def decide(present: Table | None) -> tuple[Table, list[str]]:
+        if present != old:
+            check_joinable(predicted.sweep, present, old)
+        kept = None if whole or present is None or differences(predicted.sweep, present) else present
+        # Parsed again for rounded floats: an unchanged prediction then equals the earlier table.
         table = reader.parse(writer.dump(predicted_table(planned, compiled, predicted.sweep, kept)))
-        return table, publish.refusals(table, None, found.tunable)
+        return table, publish.refusals(table, None, kernel.tunable)
 
-    published = publish.publish_beside(path, old, read=earlier, decide=beside)
+    published = publish.decide_and_publish(path, old, read=earlier, decide=decide)
     table = published.table
     for line in publish.removed_entries(published.old, table) if not published.refusals else ():
         progress.note(line)
     return SweptKernel(
-        kernel=found.tunable.name,
+        kernel=kernel.tunable.name,
         evidence="predicted",
         problems=len(planned.problems),
         speedup=geometric_mean(entry.gain for entry in table.entries),
@@ -129,7 +129,7 @@ def predict_kernel(
 
 
 def _ranks(planned: SweepPlan, compiled: Mapping[str, CompileResult]) -> bool:
-    """Whether the candidates of any problem were ranked."""
+    """Return whether the candidates of any problem were ranked."""
     kernel = planned.kernel
     return any(is_ranked(kernel, each) or _derivation(kernel, each, compiled) for each in planned.problems)
 
@@ -137,7 +137,10 @@ def _ranks(planned: SweepPlan, compiled: Mapping[str, CompileResult]) -> bool:
 def _derivation(
     kernel: DeviceKernel, each: ProblemPlan, compiled: Mapping[str, CompileResult]
 ) -> Callable[[Problem, Config], Launched] | None:
-    """What tells the model the facts of a kernel without `work`; None where nothing can, or nothing must."""
+    """Return the function that derives the facts of a kernel without `work`.
+
+    None if `work` is declared, or if the facts cannot be derived.
+    """
     if not lacks_work(kernel, each):
         return None
     if not multiplies(each, compiled):
@@ -146,7 +149,7 @@ def _derivation(
 
 
 def _uncounted(kernel: DeviceKernel, each: ProblemPlan) -> str:
-    """Why the default's code could not be followed; empty where it could."""
+    """Return the reason why the default's code could not be followed; empty where it could."""
     try:
         kernel.counted(each.problem, each.default)
     except NotCountedError as error:
@@ -155,7 +158,7 @@ def _uncounted(kernel: DeviceKernel, each: ProblemPlan) -> str:
 
 
 def _note_of_work(planned: SweepPlan, compiled: Mapping[str, CompileResult]) -> str | None:
-    """What a person should know of a kernel without `work` whose candidates differ in constants."""
+    """Return a note for the user on a kernel without `work` whose candidates differ in constants."""
     kernel, name = planned.kernel, planned.kernel.tunable.name
     lacking = [each for each in planned.problems if lacks_work(kernel, each)]
     if not lacking:
@@ -169,20 +172,21 @@ def _note_of_work(planned: SweepPlan, compiled: Mapping[str, CompileResult]) -> 
     reason = next(filter(None, (_uncounted(kernel, each) for each in products)), None)
     if reason is None:
         return (
-            f"{name}: work is not declared; candidates are ranked by what a few blocks of each multiply, "
-            "load and store, counted by following their code"
+            f"{name}: work is not declared; candidates are ranked by the multiplications, loads and stores "
+            "of a few blocks of each, counted by following their code"
         )
     return (
         f"{name}: work is not declared, and it could not be counted by following the kernel's code: "
-        f"{reason}; no candidate is ranked there, and each such problem keeps its default; add "
+        f"{reason}; such problems keep their defaults, without a ranking; add "
         "work=lambda config, problem: Work(...)"
     )
 
 
 def _without_unranked(planned: SweepPlan, *, first_look: bool = False) -> SweepPlan:
-    """Keep the default alone of each problem whose candidates the model cannot rank.
+    """Keep only the default of each problem whose candidates the model cannot rank.
 
-    Those of a kernel without `work` are compiled to see whether it can be derived, but not in a first look.
+    The candidates of a kernel without `work` are compiled to see whether it can be derived, but not in a
+    first look.
     """
 
     def kept(each: ProblemPlan) -> ProblemPlan:
@@ -193,7 +197,7 @@ def _without_unranked(planned: SweepPlan, *, first_look: bool = False) -> SweepP
 
 
 def first_look_plan(planned: SweepPlan) -> SweepPlan:
-    """Keep what a first look predicts: each bucket's default, and other candidates evenly spread."""
+    """Keep a first look's candidates: each bucket's default, and others evenly spread."""
 
     def kept(each: ProblemPlan) -> ProblemPlan:
         others = [config for config in each.candidates if config != each.default]
@@ -208,7 +212,7 @@ def _with_candidates(each: ProblemPlan, candidates: tuple[Config, ...]) -> Probl
 
 
 def _predicts_more(table: Table, planned: SweepPlan) -> bool:
-    """Whether a table of the same code and compiler has all buckets of a plan and further ones."""
+    """Return whether a table of the same code and compiler has a plan's buckets and more."""
     present = {entry.bucket for entry in table.entries}
     return present > {each.problem for each in planned.problems} and not differences(
         _sweep(planned, {}), table
@@ -216,7 +220,7 @@ def _predicts_more(table: Table, planned: SweepPlan) -> bool:
 
 
 def predict(planned: SweepPlan, compiled: Mapping[str, CompileResult], progress: Progress) -> Predicted:
-    """Predict the time at every edge of all candidates that compile, fit and do not spill.
+    """Predict the times at every edge of the candidates that compile, fit and do not spill.
 
     Args:
         planned: The kernel's problems.
@@ -242,7 +246,7 @@ def predict(planned: SweepPlan, compiled: Mapping[str, CompileResult], progress:
 
 
 def _sweep(planned: SweepPlan, times: Mapping[Problem, Mapping[Config, Measurement]]) -> SweepTimes:
-    """The model's times in the form of a measured sweep, with the kernel, device and compiler behind them."""
+    """Return the model's times in the form of a measured sweep."""
     kernel, tunable, device = planned.kernel, planned.kernel.tunable, planned.kernel.device
     return SweepTimes(
         kernel=tunable.name,
@@ -290,7 +294,7 @@ def predicted_table(
 
 
 def _unpublished(planned: SweepPlan, failures: int, compile_s: float, refusal: str) -> SweptKernel:
-    """The report of a kernel none of whose compilations succeeded."""
+    """Return the report of a kernel without a successful compilation."""
     return SweptKernel(
         kernel=planned.kernel.tunable.name,
         evidence="predicted",
@@ -304,7 +308,7 @@ def _unpublished(planned: SweepPlan, failures: int, compile_s: float, refusal: s
 
 
 def _left_alone(planned: SweepPlan, path: Path, table: Table) -> SweptKernel:
-    """The report of a kernel whose table holds more than a first look would write."""
+    """Return the report of a kernel whose table is larger than a first look's."""
     return SweptKernel(
         kernel=planned.kernel.tunable.name,
         evidence="predicted",
@@ -316,7 +320,7 @@ def _left_alone(planned: SweepPlan, path: Path, table: Table) -> SweptKernel:
 
 
 def _compiled(planned: SweepPlan, feed: CompileFeed, progress: Progress) -> Mapping[str, CompileResult]:
-    """Compile all of a plan's jobs, and report how far that is."""
+    """Compile all of a plan's jobs and report progress."""
     compilations = CompileReporter(feed.counts, planned.kernel.tunable.name, progress)
     feed.submit(planned.jobs)
     results = feed.wait([job.key for job in planned.jobs], compilations.report)
@@ -327,14 +331,14 @@ def _compiled(planned: SweepPlan, feed: CompileFeed, progress: Progress) -> Mapp
 def _edge_times(
     planned: SweepPlan, each: ProblemPlan, listed: Shortlist, compiled: Mapping[str, CompileResult]
 ) -> dict[Config, Measurement]:
-    """The model's time of each candidate left; of the default alone where the model cannot rank them."""
+    """Return the model's times of the remaining candidates; of the default if it cannot rank them."""
     if listed.predicted_us:
         return {config: _as_time(config, us) for config, us in listed.predicted_us.items()}
     if each.default not in listed.configs:
         return {}
     if _derivation(planned.kernel, each, compiled) is not None:
         times = _times(planned, each, each.problem, list(listed.configs), compiled)
-        return dict(sorted(times.items(), key=lambda one: one[1].mean_us))
+        return dict(sorted(times.items(), key=lambda item: item[1].mean_us))
     return _times(planned, each, each.problem, [each.default], compiled)
 
 
@@ -345,7 +349,7 @@ def _times(
     configs: list[Config],
     compiled: Mapping[str, CompileResult],
 ) -> dict[Config, Measurement]:
-    """The model's times at a size of a bucket, from the cubins compiled for its edge.
+    """Return the model's times at a size of a bucket, from the cubins compiled for its edge.
 
     A launch at a size that 16 does not divide has a cubin of its own. Its machine code was the same as the
     edge's for all 96 configs of a matmul on sm_90.
@@ -358,7 +362,7 @@ def _times(
         if isinstance(result, Compiled) and kernel.tunable.refusal(config, kernel.arch, problem) is None:
             try:
                 facts = launched(problem, config)
-            except NotCountedError:  # of a config whose code is longer than the default's
+            except NotCountedError:  # a config whose code is longer than the default's
                 continue
             us = predict_us(facts, kernel.device, result.resources, result.loop)
             times[config] = _as_time(config, us)
@@ -369,23 +373,23 @@ def _as_time(config: Config, us: float) -> Measurement:
     return Measurement(config=config, mean_us=us, error_margin_us=0.0, num_samples=0)
 
 
-def _check_folder(request: SweepRequest, found: FoundKernel) -> None:
+def _check_folder(request: SweepRequest, kernel: FoundKernel) -> None:
     """Refuse to write into a package's own folder of tables."""
     folder = request.out or PREDICTED_FOLDER
-    own = store.package_folder(found.tunable)
+    own = store.package_folder(kernel.tunable)
     if folder.resolve() == own.resolve():
         raise TuneError(
-            f"{folder} holds the measured tables of {found.tunable.package}, and without a GPU of "
-            f"{request.arch} this predicts; name another folder with --out, or leave --out away for "
+            f"{folder} holds the measured tables of {kernel.tunable.package}, and without a GPU of "
+            f"{request.arch} tables are predicted; name another folder with --out, or omit --out for "
             f"{PREDICTED_FOLDER}"
         )
 
 
 def earlier(path: Path) -> Table | None:
-    """The predicted table of an earlier run; None where there is none.
+    """Read the predicted table of an earlier run; None where there is none.
 
-    A file below build/ that cannot be read as a table is a build product and is replaced. One that lies
-    elsewhere, or that a later release wrote, may hold anything and stays.
+    A file below build/ that cannot be read as a table is a build product and is replaced. A file elsewhere,
+    or of a later release, may hold anything and stays.
 
     Raises:
         TuneError: The file holds measurements, cannot be read, or is the table of another kernel or arch.

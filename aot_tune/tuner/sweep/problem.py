@@ -1,8 +1,8 @@
-"""Measure one problem on one GPU: what the journal holds is not measured again. Chooses nothing.
+"""Measure one problem on one GPU, except results in the journal. Chooses nothing.
 
-The edge of a bucket has three passes: its candidates, the portfolio, and the recheck of what wins there. A
-size inside a bucket has the second alone. All times of a pass come from one GPU: where another GPU began it,
-and it is not complete, it is measured anew.
+The edge of a bucket has three passes: its candidates, the portfolio, and the recheck of its winners. A size
+inside a bucket has only the second pass. All times of a pass come from one GPU: an incomplete pass of another
+GPU is measured again.
 """
 
 from __future__ import annotations
@@ -44,8 +44,8 @@ class ProblemPass:
     """A GPU's pass over a problem. Its times go to the kernel's state.
 
     Args:
-        state: What all tasks of the kernel's sweep share.
-        budget: Says when it is too late.
+        state: The shared state of the kernel's sweep.
+        budget: Decides when it is too late.
         each: The problem and its configs.
         seat: The GPU.
         extra: Whether the problem's bucket is served without it, too.
@@ -76,9 +76,9 @@ class ProblemPass:
         """Time the portfolio and the default.
 
         Args:
-            finals: Whether to time those near the fastest again, interleaved: at edges.
+            finals: Whether to time the configs near the fastest again, interleaved: at edges.
         """
-        # Also members that another problem has just found wrong: which one comes first is chance.
+        # Also members that another problem has just found wrong: the order of problems is chance.
         times, states, runoff = self._timed(
             "portfolio", self._each.candidates, [self._each.default], finals=finals
         )
@@ -91,16 +91,16 @@ class ProblemPass:
                 request = Recheck(self._problem, self._cubins("recheck", [config]))
                 with self._spending("recheck", verifying=True):
                     outcomes = self._seat.session.answer(request)
-                    found = next((one for one in outcomes if isinstance(one, Failure)), None)
-                    self._results.write_recheck(self._problem, config, found, gpu=self._seat.gpu)
+                    failed = next((outcome for outcome in outcomes if isinstance(outcome, Failure)), None)
+                    self._results.write_recheck(self._problem, config, failed, gpu=self._seat.gpu)
             failure = self._results.recheck_failure(self._problem, config)
             if failure is not None:
                 self._state.failed("recheck", self._problem, failure)
 
-    # Their parts --------------------------------------------------------------------------------------------
+    # Parts of the passes ------------------------------------------------------------------------------------
 
     def _listed(self) -> Listed:
-        """The candidates to measure. Where the journal has them, the others are not compiled again."""
+        """Return the candidates to measure, from the journal or after compiling all."""
         each, state = self._each, self._state
         known = state.known_list(each)
         if known is not None:
@@ -121,11 +121,11 @@ class ProblemPass:
     def _timed(
         self, of: Pass, configs: Sequence[Config], keep: Sequence[Config], *, finals: bool = True
     ) -> tuple[_Run, dict[State, _Run], _Run]:
-        """Verify and time configs; time those that may win in other states, and those near the fastest again.
+        """Verify and time configs; time contenders in other states and finalists again.
 
         Returns:
-            The first times, those in the GPU's other states, and those of the finals. A config that fails in
-            a state has no time at all.
+            The first times, the times in the GPU's other states, and the times of the finals. A config that
+            fails in a state has no time at all.
         """
 
         def contend(times: _Run) -> dict[State, list[Config]]:
@@ -136,25 +136,25 @@ class ProblemPass:
             return finalists(in_worst_state(times, states), keep) if finals else []
 
         if self._results.owner(of, self._problem) not in (None, self._seat.gpu):
-            there = self._times(of, configs)
-            asked = contend(there)
-            states = {state: self._times(_STATES[of], asked[state], state) for state in asked}
+            theirs = self._times(of, configs)
+            contending = contend(theirs)
+            states = {state: self._times(_STATES[of], contending[state], state) for state in contending}
             if (
                 self._lacks(of, configs)
-                or any(self._lacks(_STATES[of], asked[state], state) for state in asked)
-                or self._lacks(_FINALS[of], near(_in_all(there, states, asked), states))
+                or any(self._lacks(_STATES[of], contending[state], state) for state in contending)
+                or self._lacks(_FINALS[of], near(_in_all(theirs, states, contending), states))
             ):
                 self._seat.strikes.forget(self._problem)
                 self._results.release(of, self._problem)
         times = self._measured(of, configs)
-        asked = contend(times)
-        states = {state: self._in_state(_STATES[of], asked[state], state) for state in asked}
-        times = _in_all(times, states, asked)
+        contending = contend(times)
+        states = {state: self._in_state(_STATES[of], contending[state], state) for state in contending}
+        times = _in_all(times, states, contending)
         best = near(times, states)
         return times, states, self._raced(_FINALS[of], best) if best else {}
 
     def _measured(self, step: Step, configs: Sequence[Config]) -> _Run:
-        """The times of a step."""
+        """Measure a step's missing configs; return the step's times."""
         missing = self._missing(step, configs)
         if missing:
             known = self._times(step, configs)
@@ -171,7 +171,7 @@ class ProblemPass:
         return self._times(step, configs)
 
     def _in_state(self, step: Step, configs: Sequence[Config], state: State) -> _Run:
-        """The times in one of the GPU's states."""
+        """Time missing configs in a state of the GPU; return the times in the state."""
         missing = self._missing(step, configs, state)
         if missing:
             cubins = self._cubins(step, missing)
@@ -179,7 +179,7 @@ class ProblemPass:
         return self._times(step, configs, state)
 
     def _raced(self, step: Step, configs: Sequence[Config]) -> _Run:
-        """The times of finals. Rounds that the journal holds are not timed again."""
+        """Run the finals from the journal's last round on; return their times."""
         results, problem = self._results, self._problem
         if self._missing(step, configs):
             left = [c for c in configs if not isinstance(results.outcome(step, problem, c), Failure)]
@@ -191,13 +191,13 @@ class ProblemPass:
 
     def _times(self, step: Step, configs: Iterable[Config], state: State | None = None) -> _Run:
         outcomes = {c: self._results.outcome(step, self._problem, c, state) for c in configs}
-        return {config: one for config, one in outcomes.items() if isinstance(one, Measurement)}
+        return {config: time for config, time in outcomes.items() if isinstance(time, Measurement)}
 
     def _lacks(self, step: Step, configs: Iterable[Config], state: State | None = None) -> bool:
         return any(self._results.outcome(step, self._problem, c, state) is None for c in configs)
 
     def _missing(self, step: Step, configs: Iterable[Config], state: State | None = None) -> list[Config]:
-        """The configs without an outcome. Faults and wrong results in the journal count as if made here."""
+        """Return the configs without an outcome, and count the faults and wrong results in the journal."""
         missing = []
         for config in configs:
             outcome = self._results.outcome(step, self._problem, config, state)
@@ -210,17 +210,17 @@ class ProblemPass:
         return missing
 
     def _cubins(self, step: Step, configs: Sequence[Config]) -> dict[Config, Path | None]:
-        """The configs' cubins; None for one that did not compile."""
+        """Return the configs' cubins; None where a config did not compile."""
         each, seat = self._each, self._seat
         results = self._state.compiled(step, each, configs, seat.gpu, seat.check)
-        found: dict[Config, Path | None] = {}
+        cubins: dict[Config, Path | None] = {}
         for config in configs:
             result = results[each.jobs[config].key]
-            found[config] = result.path if isinstance(result, Compiled) else None
-        return found
+            cubins[config] = result.path if isinstance(result, Compiled) else None
+        return cubins
 
     def _ask(self, step: Step, request: Request, state: State | None = None) -> None:
-        """Have the GPU answer a request. Each outcome is in the journal before it is shown."""
+        """Send the GPU a request. Each outcome is in the journal before it is shown."""
 
         def keep(reported: Reported) -> None:
             outcome = reported.outcome
@@ -235,7 +235,7 @@ class ProblemPass:
 
     @contextmanager
     def _spending(self, step: Step, *, verifying: bool = False) -> Iterator[None]:
-        """Write down the time that a request took and the GPU's state around it."""
+        """Record a request's time and the GPU's states before and after."""
         seat, session = self._seat, self._seat.session
         waited_s, idle_s = seat.rested()
         started, before = monotonic(), session.spent
@@ -244,14 +244,14 @@ class ProblemPass:
         spent = after.since(before)
         seconds = max(0.0, monotonic() - started - spent.start_s - spent.open_s)
         verify_s = min(seconds, seconds if verifying else spent.verify_s)
-        start_s, seat.told_start_s = after.start_s - seat.told_start_s, after.start_s
-        states = (one.as_record() for one in spent.conditions)
+        start_s, seat.recorded_start_s = after.start_s - seat.recorded_start_s, after.start_s
+        records = (conditions.as_record() for conditions in spent.conditions)
         self._results.write_spent(
             step,
             self._problem,
             measure_s=seconds - verify_s,
             verify_s=verify_s,
-            conditions=[{name: one[name] for name in ("before", "after")} for one in states],
+            conditions=[{name: record[name] for name in ("before", "after")} for record in records],
             gpu=seat.gpu,
             start_s=start_s,
             open_s=spent.open_s,
@@ -260,7 +260,9 @@ class ProblemPass:
         )
 
 
-def _in_all(times: _Run, states: StateTimes, asked: Mapping[State, Sequence[Config]]) -> _Run:
-    """The times without those of configs that failed in a state of the GPU."""
-    failed = {config for state, configs in asked.items() for config in configs if config not in states[state]}
+def _in_all(times: _Run, states: StateTimes, contending: Mapping[State, Sequence[Config]]) -> _Run:
+    """Return the times of the configs that failed in no state of the GPU."""
+    failed = {
+        config for state, configs in contending.items() for config in configs if config not in states[state]
+    }
     return {config: time for config, time in times.items() if config not in failed}

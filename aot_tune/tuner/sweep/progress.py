@@ -1,4 +1,4 @@
-"""Show a person how far a sweep is: live bars on a terminal, plain lines elsewhere. Measures nothing."""
+"""Show a sweep's progress: live bars on a terminal, plain lines elsewhere."""
 
 from __future__ import annotations
 
@@ -28,12 +28,12 @@ if TYPE_CHECKING:
     from rich.progress import TaskID
 
 LINE_EVERY_S = 10.0
-"""Least seconds between two plain lines of the same kind, so that a sweep of minutes stays one screen of a
+"""Least seconds between two plain lines of the same kind: a sweep of minutes then fills one screen of a
 log."""
 
 MESSAGE_CHARACTERS = 160
-"""Most characters shown of the first line of a failure's message. A compiler's message may run over pages;
-the journal keeps more of it."""
+"""Most characters shown of the first line of a failure's message. A compiler's message may fill pages; the
+journal keeps more of it."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -53,7 +53,7 @@ class Started:
     """Number of compilations, each counted once."""
 
     device: str
-    """The GPU's name, or that of the reference device that is predicted for."""
+    """The name of the GPU, or of the reference device of a prediction."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -70,7 +70,7 @@ class Compiling:
     """Number of all compilations."""
 
     failures: int
-    """Number of those that ended without a cubin."""
+    """Number of compilations that ended without a cubin."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -106,7 +106,7 @@ class CandidateFailed:
 
 @dataclass(frozen=True, kw_only=True)
 class KernelEnded:
-    """Nothing more comes of a kernel."""
+    """A kernel has ended."""
 
     kernel: str
     """The kernel's name."""
@@ -114,7 +114,7 @@ class KernelEnded:
 
 @dataclass(frozen=True)
 class Note:
-    """A sentence that a person should see."""
+    """A sentence for the user."""
 
     text: str
     """The sentence."""
@@ -128,30 +128,30 @@ class Finished:
     """The rows of the closing table."""
 
     gpus: Sequence[GpuUse] = ()
-    """How long each GPU worked."""
+    """The busy and idle time of each GPU."""
 
 
 Event = Started | Compiling | Measuring | CandidateFailed | KernelEnded | Note | Finished
 
 
 class Progress(ABC):
-    """Shows the events of a sweep, of several kernels at once. `InTurn` lets several threads call."""
+    """Shows the events of a sweep. Kernels may overlap; `InTurn` lets several threads call."""
 
     @abstractmethod
     def show(self, event: Event) -> None:
         """Show an event."""
 
     def note(self, text: str) -> None:
-        """Show one sentence that a person should see."""
+        """Show a sentence to the user."""
         self.show(Note(text))
 
     @abstractmethod
     def close(self) -> None:
-        """Leave the terminal as it was; afterwards nothing is shown. May be called twice."""
+        """Restore the terminal; afterwards nothing is shown. May be called twice."""
 
 
 def progress_on(stream: TextIO) -> Progress:
-    """Live bars where `stream` is a terminal, plain lines otherwise."""
+    """Make live bars if `stream` is a terminal, plain lines otherwise."""
     return LiveProgress(stream) if stream.isatty() else PlainProgress(stream)
 
 
@@ -178,7 +178,7 @@ class PlainProgress(Progress):
         self._last: dict[tuple[str, type[Event]], float] = {}
 
     def show(self, event: Event) -> None:
-        """Write a line at once; of compilations and measurements now and then, and when all are done."""
+        """Write a line at once; counts only at intervals and at their end."""
         self._estimate.take(event)
         if isinstance(event, Started):
             now = self._clock()
@@ -192,7 +192,7 @@ class PlainProgress(Progress):
         """Do nothing: there is nothing to restore."""
 
     def _count(self, event: Compiling | Measuring) -> str | None:
-        """The line of a count; None where one of its kind was written shortly before."""
+        """Return the line of a count; None shortly after another line of its kind."""
         now, kind = self._clock(), (event.kernel, type(event))
         if event.done != event.total and now - self._last.get(kind, -self._every_s) < self._every_s:
             return None
@@ -206,7 +206,7 @@ class PlainProgress(Progress):
 
 
 class LiveProgress(Progress):
-    """Live bars of each kernel in flight, compiling and measuring; failures and notes scroll above them.
+    """Live bars of each running kernel, compiling and measuring; failures and notes scroll above.
 
     Args:
         stream: A terminal; stderr by default.
@@ -271,10 +271,10 @@ class LiveProgress(Progress):
 
 
 class InTurn(Progress):
-    """Passes the events of several threads on, one after another.
+    """Passes on the events of several threads, one after another.
 
     Args:
-        progress: Receives them.
+        progress: Receives the events.
     """
 
     def __init__(self, progress: Progress) -> None:
@@ -293,10 +293,9 @@ class InTurn(Progress):
 
 
 class Brief(InTurn):
-    """Passes the events on, but of the candidates that spill registers or do not fit only their number.
+    """Passes on events, but only the number of candidates that spill registers or do not fit.
 
-    The number is shown when the kernel ends. Such candidates are many where tiles are large, and nothing is
-    wrong.
+    The number is shown when the kernel ends. Large tiles lead to many such candidates, which is no error.
 
     Args:
         progress: Receives the events.
@@ -307,7 +306,7 @@ class Brief(InTurn):
         self._left_out: dict[str, set[Config]] = {}
 
     def show(self, event: Event) -> None:
-        """Pass it on, or count it."""
+        """Pass on an event, or count it."""
         with self._lock:
             if isinstance(event, CandidateFailed) and event.failure.stage == "resources":
                 self._left_out.setdefault(event.kernel, set()).add(event.failure.config)
@@ -318,7 +317,7 @@ class Brief(InTurn):
 
 
 class Estimate:
-    """Estimates the time left of all kernels that have begun: they share GPUs and compilers.
+    """Estimates the remaining time of all running kernels: they share GPUs and compilers.
 
     Compiling and measuring overlap, so the longer of the two counts.
 
@@ -329,13 +328,13 @@ class Estimate:
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._counts: dict[str, dict[str, tuple[int, int]]] = {"compile": {}, "measure": {}}
-        """By kind and kernel, the numbers done and in all."""
+        """Numbers done and total, by kind and kernel."""
         self._already: dict[tuple[str, str], int] = {}
         self._began: dict[str, float] = {}
         self._lefts: dict[str, tuple[float, float]] = {}
 
     def take(self, event: Event) -> None:
-        """Take the counts of an event in; none is left of a kernel that ended."""
+        """Update the counts by an event; a kernel that ended has nothing left."""
         match event:
             case Compiling():
                 self._seen("compile", event.kernel, event.done, event.total)
@@ -348,17 +347,17 @@ class Estimate:
                         self._seen(kind, event.kernel, total, total)
 
     def left_s(self) -> float:
-        """Seconds left; 0 while no estimate is possible, and when nothing is left."""
+        """Return the seconds left; 0 while no estimate is possible, and at the end."""
         now = self._clock()
         return max([0.0, *(left - (now - at) for at, left in self._lefts.values())])
 
     def _seen(self, kind: str, kernel: str, done: int, total: int) -> None:
         now, counts = self._clock(), self._counts[kind]
-        # Rates count from the first call on: what a journal or a cache answered at once does not show them.
+        # Rates count from the first call on, without the results of a journal or a cache.
         began = self._began.setdefault(kind, now)
         self._already.setdefault((kind, kernel), done)
         counts[kernel] = (done, total)
-        fresh = sum(done - self._already[kind, one] for one, (done, _) in counts.items())
+        fresh = sum(done - self._already[kind, name] for name, (done, _) in counts.items())
         if fresh > 0:
             left = sum(total - done for done, total in counts.values())
             self._lefts[kind] = (now, (now - began) / fresh * left)
@@ -381,7 +380,7 @@ class CompileReporter:
         self._last = (0, 0, 0)
 
     def report(self) -> None:
-        """Report the counts unless they are those of the last report."""
+        """Report the counts if they have changed."""
         counts = self._counts(self._kernel)
         if counts != self._last:
             self._last = counts
@@ -393,7 +392,7 @@ class CompileReporter:
 
 
 def prediction_notice(request: SweepRequest, compiler: str | None) -> list[str]:
-    """The first lines of a sweep that only predicts: how it predicts, where it writes, what it leaves out.
+    """Return the first lines of a prediction: its method, its folder, and the parts left out.
 
     Args:
         request: The request.
@@ -403,7 +402,7 @@ def prediction_notice(request: SweepRequest, compiler: str | None) -> list[str]:
     lines = [
         f"no {request.arch} GPU here: this predicts, and measures nothing. Each candidate is compiled by "
         f"tileiras {compiler or '(not installed)'};",
-        "what fails, spills or does not fit is dropped, and a performance model ranks the rest for "
+        "candidates that fail, spill or do not fit are dropped, and a performance model ranks the rest for "
         f"{Device.reference(request.arch).name}.",
         f"Writes {folder / str(request.arch)}/, marked predicted; measured tables stay as they are. "
         f"To use them: AOT_TUNE_TABLES={folder}",
@@ -412,9 +411,9 @@ def prediction_notice(request: SweepRequest, compiler: str | None) -> list[str]:
 
 
 def _left_out(request: SweepRequest) -> list[str]:
-    """Lines that say what a first look leaves out, and the commands that predict everything."""
-    declared = sum(len(found.tunable.buckets) for found in request.kernels)
-    chosen = sum(len(request.buckets(found)) for found in request.kernels)
+    """Describe the parts that a first look leaves out, and the commands that predict everything."""
+    declared = sum(len(kernel.tunable.buckets) for kernel in request.kernels)
+    chosen = sum(len(request.buckets(kernel)) for kernel in request.kernels)
     installed, checkout = request.commands_for_everything()
     return [
         f"This is a first look at {counted(len(request.kernels), 'kernel')}: it predicts {chosen} of "
@@ -426,7 +425,7 @@ def _left_out(request: SweepRequest) -> list[str]:
 
 
 def text_of(event: Event) -> str | None:
-    """What is written of an event at once; None where it only moves a count."""
+    """Return the text of an event; None for a count."""
     match event:
         case Started():
             return (
@@ -443,7 +442,7 @@ def text_of(event: Event) -> str | None:
 
 
 def failure_line(failed: CandidateFailed) -> str:
-    """One candidate's failure on one line."""
+    """Format a candidate's failure on one line."""
     failure = failed.failure
     first = next((line.strip() for line in failure.message.splitlines() if line.strip()), "")
     if len(first) > MESSAGE_CHARACTERS:
@@ -452,15 +451,15 @@ def failure_line(failed: CandidateFailed) -> str:
 
 
 def left_out_line(kernel: str, configs: int) -> str:
-    """The line for all candidates whose code spills registers or does not fit a multiprocessor."""
+    """Format the number of configs that spill registers or do not fit a multiprocessor."""
     return (
         f"{kernel}: {counted(configs, 'config')} left out, whose code spills registers or does not fit a "
-        "multiprocessor; -v says which"
+        "multiprocessor; -v lists them"
     )
 
 
 def _speedup(row: SweptKernel) -> str:
-    """The words of a row's speed-up; a prediction that ranked nothing has none."""
+    """Format a row's speed-up; a prediction without a ranking has none."""
     if row.failed:
         return "-"
     if row.evidence != "predicted":
@@ -469,9 +468,9 @@ def _speedup(row: SweptKernel) -> str:
 
 
 def closing_table(rows: Sequence[SweptKernel]) -> list[str]:
-    """The table at the end of a sweep, aligned; below it what a person must know of each kernel.
+    """Format the closing table, and below it remarks on each kernel.
 
-    These are the reasons why tables were not published, problems without times and disturbed samples.
+    The remarks are the reasons why tables were not published, problems without times and disturbed samples.
     """
     heads = ("kernel", "problems", "speed-up", "failures", "compile s", "measure s", "verify s", "table")
     cells = [
@@ -495,7 +494,7 @@ def closing_table(rows: Sequence[SweptKernel]) -> list[str]:
 
 
 def use_lines(gpus: Sequence[GpuUse]) -> list[str]:
-    """A line for each GPU of several, below the closing table: how long it worked and how long it waited."""
+    """Format the busy and idle time of each GPU, one line each; nothing for a single GPU."""
     if len(gpus) < 2:
         return []
     return [

@@ -1,4 +1,4 @@
-"""The request for a sweep and its report, as values. Knows neither GPU, compiler nor terminal."""
+"""The request for a sweep and its report, as values."""
 
 from __future__ import annotations
 
@@ -22,24 +22,24 @@ PREDICTED_FOLDER = Path("build") / "tuned_configs"
 """The folder of predicted tables unless --out names another; it is never a folder of measured tables."""
 
 JOURNALS = Path("build") / "journal"
-"""The folder of journals unless --journal names another. That of a whole sweep is ``<arch>/<kernel>.jsonl``
-below it."""
+"""The folder of journals unless --journal names another. The journal of a whole sweep is
+``<arch>/<kernel>.jsonl`` below it."""
 
 FIRST_LOOK_BUCKETS = 12
-"""Most buckets of each kernel in a first look. It is a number and no time limit, so that every machine writes
-the same tables. With five candidates each, sixteen kernels need 297 compilations: 75 seconds on two cores.
+"""Most buckets of each kernel in a first look. A number instead of a time limit lets every machine write the
+same tables. With five candidates each, sixteen kernels need 297 compilations: 75 seconds on two cores.
 """
 
 FIRST_LOOK_CANDIDATES = 5
-"""Most candidates of each bucket in a first look: the default, and others evenly spread over the space."""
+"""Most candidates of each bucket in a first look: the default, and others evenly spread."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class SweepRequest:
-    """One `aot-tune tune`: what to sweep, how thoroughly, and where its results go."""
+    """The request of an `aot-tune tune`: its kernels, thoroughness and folders."""
 
     kernels: tuple[FoundKernel, ...]
-    """The kernels, each with the module that a child process imports to find it again."""
+    """The kernels, each with the module that a child process imports."""
 
     arch: Arch
     """The arch to tune for."""
@@ -48,20 +48,19 @@ class SweepRequest:
     """Modules named by --module; `command` repeats them."""
 
     problems: Mapping[str, tuple[Problem, ...]] = field(default_factory=dict)
-    """Kernel name to the problems chosen by --problem; a kernel without one sweeps all its typical
-    problems."""
+    """Kernel name to the problems of --problem; other kernels sweep all their typical problems."""
 
     limit: int | None = None
     """Most buckets of each kernel; None for all."""
 
     first_look: bool = False
-    """Whether to predict a fixed part of each kernel's buckets and candidates, evenly spread, and not all."""
+    """Whether to predict only a fixed, evenly spread part of each kernel's buckets and candidates."""
 
     exhaustive: bool = False
-    """Whether to measure every candidate and not only the model's best few."""
+    """Whether to measure every candidate instead of the model's best few."""
 
     require_measured: bool = False
-    """Whether a missing GPU is an error and not a reason to predict. The command line raises it; `command`
+    """Whether a missing GPU is an error instead of a reason to predict. The command line raises it; `command`
     repeats the option."""
 
     out: Path | None = None
@@ -69,14 +68,14 @@ class SweepRequest:
     predicting."""
 
     jobs: int | None = None
-    """Number of compiling processes; None for one a usable core."""
+    """Number of compiling processes; None for one per usable core."""
 
     gpus: tuple[int, ...] = ()
     """Indexes, as torch counts, of the GPUs of `arch` to measure on, all of one model; empty to predict."""
 
     ray: str | None = None
-    """The Ray cluster to measure on: its address, or empty for the one that Ray finds or else starts here.
-    None for this machine's GPUs."""
+    """Address of the Ray cluster to measure on; empty for the cluster that Ray finds or starts, None for this
+    machine's GPUs."""
 
     journal: Path | None = None
     """Folder of journals; None for `JOURNALS`."""
@@ -88,11 +87,10 @@ class SweepRequest:
     """Whether to set an existing journal aside and start over."""
 
     allow_worse: bool = False
-    """Whether to publish entries that gain less over the default than before, although nothing has
-    changed."""
+    """Whether to publish entries that gain less over the default than before without a reason."""
 
     time_budget_s: float | None = None
-    """Time in which all kernels are swept, as far as it suffices, seconds; None for as long as they take."""
+    """Time for all kernels, seconds; None without a limit."""
 
     verbose: bool = False
     """Whether to show each bucket's winner and its figures."""
@@ -102,9 +100,9 @@ class SweepRequest:
         """Whether the sweep predicts, because no GPU and no cluster is named."""
         return not self.gpus and self.ray is None
 
-    def buckets(self, found: FoundKernel) -> tuple[Problem, ...]:
-        """The buckets of one kernel to sweep, in the declaration's order, evenly spread where not all are."""
-        tunable = found.tunable
+    def buckets(self, kernel: FoundKernel) -> tuple[Problem, ...]:
+        """Return a kernel's buckets to sweep, in the declaration's order; a part is evenly spread."""
+        tunable = kernel.tunable
         if self.first_look:
             return spread(tunable.buckets, FIRST_LOOK_BUCKETS)
         chosen = self.problems.get(tunable.name)
@@ -112,39 +110,39 @@ class SweepRequest:
             return spread(tunable.buckets, self.limit)
         return spread(tuple(dict.fromkeys(map(tunable.bucket_of, chosen))), self.limit)
 
-    def is_whole(self, found: FoundKernel) -> bool:
-        """Whether all declared buckets of a kernel are swept."""
-        return self.limit is None and found.tunable.name not in self.problems
+    def is_whole(self, kernel: FoundKernel) -> bool:
+        """Return whether all declared buckets of a kernel are swept."""
+        return self.limit is None and kernel.tunable.name not in self.problems
 
-    def table_path(self, found: FoundKernel) -> Path:
-        """The file of a kernel's table."""
-        folder = PREDICTED_FOLDER if self.predicts else store.package_folder(found.tunable)
-        return store.table_path(self.out or folder, self.arch, found.tunable.name)
+    def table_path(self, kernel: FoundKernel) -> Path:
+        """Return the file of a kernel's table."""
+        folder = PREDICTED_FOLDER if self.predicts else store.package_folder(kernel.tunable)
+        return store.table_path(self.out or folder, self.arch, kernel.tunable.name)
 
-    def journal_path(self, found: FoundKernel) -> Path:
-        """The file of a kernel's journal.
+    def journal_path(self, kernel: FoundKernel) -> Path:
+        """Return the file of a kernel's journal.
 
-        A partial selection has a journal of its own, so that publishing it leaves that of an unfinished whole
-        sweep.
+        A partial selection has a journal of its own, so that publishing it keeps the journal of an unfinished
+        whole sweep.
         """
-        name = found.tunable.name
-        if not self.is_whole(found):
-            chosen = "\n".join(str(bucket) for bucket in self.buckets(found))
+        name = kernel.tunable.name
+        if not self.is_whole(kernel):
+            chosen = "\n".join(str(bucket) for bucket in self.buckets(kernel))
             name += f".{hashlib.sha256(chosen.encode()).hexdigest()[:8]}"
         return (self.journal or JOURNALS) / str(self.arch) / f"{name}.jsonl"
 
     def command(self) -> str:
-        """The shell command for the same sweep, without --fresh, so that it resumes."""
+        """Return the shell command for the same sweep, without --fresh, so that it resumes."""
         return shlex.join(["aot-tune", "tune", *self._words()])
 
     def commands_for_everything(self) -> tuple[str, str]:
-        """The shell commands that predict everything: where the package is installed, and in a checkout."""
+        """Return the shell commands to predict everything, with the package installed and in a checkout."""
         words = [*self._words(), "--full"]
         return shlex.join(["aot-tune", "tune", *words]), f"make tune ARGS={shlex.quote(shlex.join(words))}"
 
     def _words(self) -> list[str]:
         # A first look takes all kernels. A command that names a kernel predicts all of its buckets.
-        names = () if self.first_look else (found.tunable.name for found in self.kernels)
+        names = () if self.first_look else (kernel.tunable.name for kernel in self.kernels)
         words = [*names, "--arch", str(self.arch)]
         for module in self.modules:
             words += ["--module", module]
@@ -212,16 +210,16 @@ class SweptKernel:
     """Whether an error ended the kernel's sweep; `refusals` has its message."""
 
     ranked: bool = True
-    """Whether candidates were compared; a prediction that could rank none keeps the defaults."""
+    """Whether candidates were compared; a prediction without a ranking keeps the defaults."""
 
     unopened: tuple[str, ...] = ()
-    """The problems that could not be opened and have no times, each with the reason."""
+    """Problems that could not be opened and have no times, each with the reason."""
 
     unreached: tuple[str, ...] = ()
-    """The buckets that a limited time did not suffice for, each with what becomes of it."""
+    """Buckets skipped when the time budget ran out, each with its present state."""
 
     disturbed: tuple[str, ...] = ()
-    """The buckets whose entries rest on disturbed samples, each with what disturbed them."""
+    """Buckets whose entries have disturbed samples, each with the disturbance."""
 
     @property
     def complete(self) -> bool:
@@ -231,7 +229,7 @@ class SweptKernel:
 
 @dataclass(frozen=True, kw_only=True)
 class GpuUse:
-    """How long one GPU of a sweep worked and waited."""
+    """The busy and idle time of a GPU in a sweep."""
 
     index: int
     """Its index, as torch counts."""
@@ -243,10 +241,10 @@ class GpuUse:
     """Time with a problem, the starts of its processes included, seconds."""
 
     idle_s: float
-    """Time without one: others were busy, or nothing was compiled yet, seconds."""
+    """Time without a problem: other GPUs were busy, or nothing was compiled yet, seconds."""
 
     lost: str = ""
-    """Why it left the sweep; empty where it did not."""
+    """The reason why it left the sweep; empty where it did not."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -278,5 +276,5 @@ class SweepReport:
 
     @property
     def complete(self) -> bool:
-        """Whether every kernel's table was published with all its problems; the exit code says so."""
+        """Whether every kernel's table was published with all its problems, as in the exit code."""
         return all(row.complete for row in self.rows)

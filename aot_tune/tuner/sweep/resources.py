@@ -1,4 +1,4 @@
-"""Open what a sweep runs on: GPUs and compilers, of this machine or of a Ray cluster."""
+"""Open a sweep's GPUs and compilers, on this machine or on a Ray cluster."""
 
 from __future__ import annotations
 
@@ -23,22 +23,21 @@ from aot_tune.tuner.sweep.progress import Progress
 from aot_tune.tuner.sweep.report import SweepRequest
 
 CUBINS = Path("build/cubins")
-"""The folder where cubins are kept between runs, for all archs: each name is a digest that contains the
-arch."""
+"""Folder of cubins to keep between runs, for all archs: each name is a digest that includes the arch."""
 
 
 @dataclasses.dataclass(frozen=True, kw_only=True)
 class Resources:
-    """What one sweep runs on."""
+    """The GPUs and compilers of a sweep."""
 
     request: SweepRequest
-    """The request; of a cluster it names all GPUs by their places there."""
+    """The request; with a cluster it names all of the cluster's GPUs by index."""
 
     order: list[str]
-    """The kernels' names in the order of their tasks and compilations; whoever opened this fills it."""
+    """The kernels' names in the order of their tasks and compilations; filled by the caller."""
 
     choice: str
-    """How a person chooses some of the GPUs; braces stand for their indexes."""
+    """Advice how to choose some of the GPUs; braces stand for their indexes."""
 
     session: Start
     """Opens a session on a GPU."""
@@ -47,12 +46,12 @@ class Resources:
     """The conditions of a GPU's times."""
 
     feed: Callable[[], CompileFeed]
-    """The feed of compilations; a new one where an error has ended the last."""
+    """Returns the compile feed; a new feed where an error has ended the last."""
 
 
 @contextmanager
 def opened(request: SweepRequest, progress: Progress) -> Iterator[Resources]:
-    """Open a sweep's resources. Processes of this machine start at once, GPUs' and compilers' alike."""
+    """Open a sweep's resources. This machine's measuring and compiling processes start at once."""
     with ExitStack() as stack:
         cluster = None
         if request.ray is not None:
@@ -82,24 +81,24 @@ def opened(request: SweepRequest, progress: Progress) -> Iterator[Resources]:
 
 
 class _Sessions:
-    """Opens sessions on GPUs, on this machine's before they are asked for.
+    """Opens sessions on GPUs, on this machine's GPUs in advance.
 
-    A process that measures needs some seconds for its imports, and so do the checks of declarations, which
-    pass meanwhile. A GPU on which no session can be opened says so when one is asked for.
+    A measuring process needs some seconds for its imports, during which declarations are checked. An error
+    is raised when the GPU's session is needed.
 
     Args:
         start: Opens a session.
-        found: Any kernel of the sweep.
-        early: The GPUs on which to open one now.
-        progress: Receives what these sessions tell.
+        kernel: Any kernel of the sweep.
+        early: The GPUs on which to open a session now.
+        progress: Receives these sessions' lines for the user.
     """
 
-    def __init__(self, start: Start, found: FoundKernel, early: Sequence[int], progress: Progress) -> None:
+    def __init__(self, start: Start, kernel: FoundKernel, early: Sequence[int], progress: Progress) -> None:
         self._start, self._progress = start, progress
         self._opened: dict[int, Session] = {}
         for index in early:
             with suppress(AotTuneError):
-                self._opened[index] = start(found, index, Strikes(progress.note))
+                self._opened[index] = start(kernel, index, Strikes(progress.note))
 
     def __enter__(self) -> _Sessions:
         return self
@@ -108,27 +107,27 @@ class _Sessions:
         while self._opened:
             self._opened.popitem()[1].close()
 
-    def __call__(self, found: FoundKernel, index: int, strikes: Strikes) -> Session:
-        """A session that its caller closes: the one that is open, or a new one."""
+    def __call__(self, kernel: FoundKernel, index: int, strikes: Strikes) -> Session:
+        """Return an open or a new session, which the caller closes."""
         session = self._opened.pop(index, None)
         if session is None:
-            return self._start(found, index, strikes)
-        session.turn_to(found, strikes)
+            return self._start(kernel, index, strikes)
+        session.turn_to(kernel, strikes)
         return session
 
-    def identity(self, found: FoundKernel, index: int) -> Mapping[str, str]:
-        """The conditions of a GPU's times."""
+    def identity(self, kernel: FoundKernel, index: int) -> Mapping[str, str]:
+        """Return the conditions of a GPU's times."""
         if index in self._opened:
             return self._opened[index].identity()
-        with closing(self._start(found, index, Strikes(self._progress.note))) as session:
+        with closing(self._start(kernel, index, Strikes(self._progress.note))) as session:
             return session.identity()
 
 
 class _Feeds:
-    """The compile feed of a sweep; a new one where an error has ended the last.
+    """The compile feed of a sweep, replaced where an error has ended it.
 
     Args:
-        make: Makes one.
+        make: Makes a feed.
     """
 
     def __init__(self, make: Callable[[], CompileFeed]) -> None:
@@ -142,7 +141,7 @@ class _Feeds:
         self._stack.close()
 
     def living(self) -> CompileFeed:
-        """The feed that goes on."""
+        """Return the running feed."""
         with self._lock:
             if self._feed is None or self._feed.ended:
                 self._feed = self._stack.enter_context(self._make())
@@ -150,22 +149,22 @@ class _Feeds:
 
 
 def _cluster(request: SweepRequest, progress: Progress) -> Cluster:
-    """The Ray cluster that a request names."""
+    """Connect to the Ray cluster of a request."""
     return Cluster(request.ray or "", request.arch, request.kernels, progress.note)
 
 
 def _start(request: SweepRequest, progress: Progress, cluster: Cluster | None) -> Start:
-    """Opens sessions on the GPUs of a cluster, or of this machine."""
+    """Make the function that opens sessions on the GPUs of a cluster, or of this machine."""
 
-    def start(found: FoundKernel, index: int, strikes: Strikes) -> Session:
+    def start(kernel: FoundKernel, index: int, strikes: Strikes) -> Session:
         where = f"GPU {index}: " if len(request.gpus) > 1 else ""
 
-        def tell(line: str) -> None:
+        def note(line: str) -> None:
             progress.note(where + line)
 
         if cluster is not None:
-            return cluster.session(found, index, tell, strikes)
-        session = MeasureSession(found, index, on_event=tell, strikes=strikes)
+            return cluster.session(kernel, index, note, strikes)
+        session = MeasureSession(kernel, index, on_event=note, strikes=strikes)
         session.prepare()
         return session
 
@@ -173,7 +172,7 @@ def _start(request: SweepRequest, progress: Progress, cluster: Cluster | None) -
 
 
 def _pool(request: SweepRequest, cluster: Cluster | None) -> Callable[[], JobQueue]:
-    """Makes the pool of compilers, on the nodes of a cluster or on this machine."""
+    """Make the function that makes the compile pool, on a cluster's nodes or on this machine."""
     cubins = request.cubins or CUBINS
     if cluster is not None:
         return partial(cluster.pool, request.jobs, cubins)

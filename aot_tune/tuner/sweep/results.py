@@ -1,11 +1,11 @@
-"""The results of a kernel's sweep so far, each a record of its journal. Knows neither a GPU nor a compiler.
+"""The results of a kernel's sweep, each a record of its journal.
 
-A record holds one result and its place in the whole: step, problem, config and round, and the GPU. So a
-result is found again whatever set of configs it was measured with.
+A record holds one result and its place in the sweep: step, problem, config and round, and the GPU. So a
+result is found again with any set of configs.
 
-All times of a problem's pass come from one GPU, because cards of one model differ. When another GPU takes a
-pass over, since the first is lost or is not there any more, what the first had measured stays in the file and
-counts no more (`SweepResults.release`). A wrong result counts whoever found it.
+All times of a problem's pass come from one GPU, because GPUs of one model differ. When another GPU takes over
+a pass, because the first is lost or missing, the first GPU's times stay in the file but do not count any more
+(`SweepResults.release`). A wrong result counts on any GPU.
 """
 
 from __future__ import annotations
@@ -35,14 +35,14 @@ Step = Literal[
     "portfolio finals",
     "recheck",
 ]
-"""A step of a sweep, in this order: all candidates are measured at an edge once; those that may win, in the
-GPU's other states; those near the fastest again, interleaved; the portfolio at an edge or a point inside its
-bucket; there in the other states; at an edge those near the fastest again; the winners are verified once more
-in a fresh process (``recheck``)."""
+"""A step of a sweep, in this order: all candidates are measured once at an edge; contenders in the GPU's
+other states; configs near the fastest again, interleaved; the portfolio at an edge or a point inside its
+bucket; the portfolio in the other states; at an edge the configs near the fastest again; the winners are
+verified once more in a fresh process (``recheck``)."""
 
 Kind = Literal["compile", "result", "spent", "listed", "unopened"]
-"""The kinds of records: a compilation's result, a config's result in a step, the time that a step took, the
-candidates of a problem that are measured, and a problem that could not be opened."""
+"""Kind of a record: a compilation's result, a config's result in a step, a step's time, the list of a
+problem's candidates to measure, or a problem that could not be opened."""
 
 MESSAGE_BYTES = 4096
 """Most bytes of a failure's message in a record, as JSON text."""
@@ -53,17 +53,16 @@ ALSO = {
     "waited_s": "waiting for compilers",
     "idle_s": "idle",
 }
-"""What else the time of a GPU goes into, in words, by its name in a record of the kind ``spent``. The last
-two passed before the step began."""
+"""Other uses of a GPU's time, in words, by their names in a record of the kind ``spent``. The last two passed
+before the step began."""
 
 _CUT = " [cut]"
 
 Place = tuple[Step, Problem, Config, "State | None"]
-"""The place of a result in the whole sweep; its last part is the GPU's state in the steps of states."""
+"""Place of a result in the sweep; its last part is the GPU's state in the steps of states."""
 
 Pass = Literal["candidates", "portfolio"]
-"""What one GPU measures of a problem without another one: all candidates with their finals, or the portfolio
-with its finals."""
+"""A single GPU's pass over a problem: all candidates or the portfolio, each with its finals."""
 
 PASSES: Mapping[Step, Pass] = {
     "candidates": "candidates",
@@ -73,11 +72,11 @@ PASSES: Mapping[Step, Pass] = {
     "portfolio states": "portfolio",
     "portfolio finals": "portfolio",
 }
-"""The pass that a step belongs to. A recheck belongs to none."""
+"""Step to its pass. A recheck belongs to no pass."""
 
 Timing = Literal["finals", "points", "states", "candidates"]
-"""What is timed: configs near the fastest again, interleaved; the portfolio at an edge or a point; configs in
-the GPU's other states; or all candidates once."""
+"""Kind of timing: configs near the fastest again, interleaved; the portfolio at an edge or a point; configs
+in the GPU's other states; or all candidates once."""
 
 TIMINGS: Mapping[Step, Timing] = {
     "candidates": "candidates",
@@ -88,39 +87,38 @@ TIMINGS: Mapping[Step, Timing] = {
     "portfolio finals": "finals",
     "recheck": "candidates",
 }
-"""What a step times. A recheck times nothing."""
+"""Step to its kind of timing. A recheck times nothing."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Listed:
-    """The candidates of a problem that were chosen to be measured, once all were compiled."""
+    """The candidates of a problem to measure, chosen after all were compiled."""
 
     configs: tuple[Config, ...]
-    """Those that are measured."""
+    """The configs to measure."""
 
     twins: Mapping[Config, Config]
-    """Maps a config that launches the same as another to that other."""
+    """Maps a config to the measured config with the same launch."""
 
 
 def _name(config: Config) -> str:
-    """A config in few letters: a record has room for hundreds of them."""
+    """Return a short digest of a config: a record has room for hundreds of them."""
     return hashlib.sha256(str(config).encode()).hexdigest()[:10]
 
 
 def _choice(candidates: Iterable[Config], exhaustive: bool) -> str:
-    """A digest of what a shortlist was chosen from."""
+    """Return a digest of a shortlist's candidates and mode."""
     return hashlib.sha256("\n".join([str(exhaustive), *map(str, candidates)]).encode()).hexdigest()[:16]
 
 
 class SweepResults:
-    """A kernel's results by step, problem and config; each is in the journal once it was written.
+    """A kernel's results by step, problem and config, kept in the journal.
 
-    Several threads may use it. The disk keeps a failure, of which a person is told at once, before the method
-    that writes it returns; a request's times, which nobody is told one by one, when what it took is written.
+    Several threads may use it. A failure, which is shown to the user at once, is synced before the method
+    that writes it returns; a request's times are synced when its duration is written.
 
     Args:
-        journal: An open journal; the results of an earlier run are taken from it. None to read
-            `records` alone.
+        journal: An open journal, with the results of an earlier run. None to read only `records`.
         records: The records of a journal that is not open.
 
     Attributes:
@@ -146,37 +144,37 @@ class SweepResults:
             self._take(record)
         self.resumed = len({*self._outcomes, *self._provisional, *self._rounds}) + len(self._rechecks)
 
-    # What is there ------------------------------------------------------------------------------------------
+    # Reading ------------------------------------------------------------------------------------------------
 
     def outcome(
         self, step: Step, problem: Problem, config: Config, state: State | None = None
     ) -> Outcome | None:
-        """The outcome that stands; None where there is none yet. A step of states has one for each state."""
+        """Return the final outcome, of one state in a step of states; None where it is missing."""
         return self._outcomes.get((step, problem, config, state))
 
     def provisional(self, step: Step, problem: Problem, config: Config) -> Measurement | None:
-        """The time that was to be taken again, in turn with those of rivals; None where there is none."""
+        """Return the provisional time, to be taken again in turn with rivals; None where it is missing."""
         return self._provisional.get((step, problem, config, None))
 
     def rounds(self, step: Step, problem: Problem, config: Config) -> list[Measurement]:
-        """The times of the rounds so far, in their order."""
+        """Return the times of the rounds so far, in their order."""
         rounds = self._rounds.get((step, problem, config, None), {})
         return [rounds[number] for number in sorted(rounds)]
 
     def owner(self, step: Step, problem: Problem) -> str | None:
-        """The GPU that measured the pass of this step so far; None where nothing of it is there."""
+        """Return the GPU that began the pass of this step; None where it has no results."""
         return self._owners.get((PASSES[step], problem))
 
     def is_rechecked(self, problem: Problem, config: Config) -> bool:
-        """Whether a winner was verified again."""
+        """Return whether a winner was verified again."""
         return (problem, config) in self._rechecks
 
     def recheck_failure(self, problem: Problem, config: Config) -> Failure | None:
-        """The failure of a winner that was verified again; None where it passed."""
+        """Return the failure of a winner's second verification; None where it passed."""
         return self._rechecks[problem, config]
 
     def compile_failure(self, key: str) -> CompileFailure | None:
-        """The failure of a compilation that would fail again; None for any other."""
+        """Return the permanent failure of a compilation; None without one."""
         message = self._compiled.get(key)
         if message is None:
             return None
@@ -184,7 +182,7 @@ class SweepResults:
         return None if is_transient(failure) else failure
 
     def listed(self, problem: Problem, candidates: Sequence[Config], *, exhaustive: bool) -> Listed | None:
-        """The shortlist that was chosen from exactly these candidates; None where there is none."""
+        """Return the shortlist chosen from exactly some candidates; None where it is missing."""
         record = self._listed.get(problem)
         if record is None or record["of"] != _choice(candidates, exhaustive):
             return None
@@ -193,22 +191,22 @@ class SweepResults:
             return None
         return Listed(
             configs=tuple(by_name[name] for name in record["configs"]),
-            twins={by_name[one]: by_name[other] for one, other in record["twins"].items()},
+            twins={by_name[twin]: by_name[leader] for twin, leader in record["twins"].items()},
         )
 
     def unopened(self, problem: Problem) -> str | None:
-        """Why a problem could not be opened; None where it could, or was not tried."""
+        """Return the reason why a problem could not be opened; None where it could, or was not tried."""
         return self._unopened.get(problem)
 
     def is_redone(self, key: str) -> bool:
-        """Whether a compilation failed in a way that may pass, and is done again."""
+        """Return whether a compilation failed temporarily and is done again."""
         return key in self._transient
 
     def anything_compiles(self) -> bool:
-        """Whether a compilation succeeded."""
+        """Return whether a compilation succeeded."""
         return None in self._compiled.values()
 
-    # What is added ------------------------------------------------------------------------------------------
+    # Writing ------------------------------------------------------------------------------------------------
 
     def write(
         self,
@@ -220,7 +218,7 @@ class SweepResults:
         gpu: str,
         state: State | None = None,
     ) -> None:
-        """Write a config's outcome, or its time in the round `number`, to the journal. Then it stands.
+        """Write a config's outcome, or its time in the round `number`, to the journal.
 
         Args:
             step: The step.
@@ -238,20 +236,20 @@ class SweepResults:
         self._append(record, sync=isinstance(outcome, Failure))
 
     def release(self, step: Step, problem: Problem) -> None:
-        """Count nothing any more that another GPU measured in the pass of this step, but wrong results.
+        """Discard another GPU's results in the pass of this step, except wrong results.
 
-        The next record of the pass, by another GPU, says the same to later runs.
+        The next record of the pass, by another GPU, has the same effect in later runs.
         """
         with self._lock:
-            which = PASSES[step]
-            self._owners.pop((which, problem), None)
-            for found in (self._outcomes, self._provisional, self._rounds):
-                for place in [one for one in found if PASSES[one[0]] == which and one[1] == problem]:
-                    if not _is_wrong(found[place]):
-                        del found[place]
+            released = PASSES[step]
+            self._owners.pop((released, problem), None)
+            for results in (self._outcomes, self._provisional, self._rounds):
+                for place in [key for key in results if PASSES[key[0]] == released and key[1] == problem]:
+                    if not _is_wrong(results[place]):
+                        del results[place]
 
     def write_recheck(self, problem: Problem, config: Config, failure: Failure | None, *, gpu: str) -> None:
-        """Write the result of verifying a winner again."""
+        """Write the result of a winner's second verification."""
         result = {"stage": None} if failure is None else _outcome_record(failure)
         record = {**_place(gpu, "recheck", problem, config, None), **result}
         self._append(record, sync=failure is not None)
@@ -259,7 +257,7 @@ class SweepResults:
     def write_compiled(
         self, step: Step, problem: Problem, config: Config, result: CompileResult, *, gpu: str
     ) -> None:
-        """Write the result of a compilation, unless it is there already."""
+        """Write the result of a compilation, unless the journal has it."""
         message = result.message if isinstance(result, CompileFailure) else None
         if result.key in self._compiled and self._compiled[result.key] == _cut(message):
             return
@@ -275,7 +273,7 @@ class SweepResults:
     def write_listed(
         self, problem: Problem, candidates: Sequence[Config], listed: Listed, *, exhaustive: bool, gpu: str
     ) -> None:
-        """Write down which candidates are measured; a list that does not fit into a record is left out."""
+        """Write the list of candidates to measure, unless it is too long for a record."""
         record = {
             "kind": "listed",
             "gpu": gpu,
@@ -283,13 +281,13 @@ class SweepResults:
             "problem": dict(problem),
             "of": _choice(candidates, exhaustive),
             "configs": [_name(config) for config in listed.configs],
-            "twins": {_name(one): _name(other) for one, other in listed.twins.items()},
+            "twins": {_name(twin): _name(leader) for twin, leader in listed.twins.items()},
         }
         if len(json.dumps(record)) < MOST_RECORD_BYTES - 100:
             self._append(record)
 
     def write_unopened(self, step: Step, problem: Problem, reason: str, *, gpu: str) -> None:
-        """Write down that a problem could not be opened."""
+        """Write the reason why a problem could not be opened."""
         place = {"kind": "unopened", "gpu": gpu, "step": step, "problem": dict(problem)}
         self._append({**place, "message": _cut(reason)}, sync=True)
 
@@ -309,15 +307,15 @@ class SweepResults:
         Args:
             step: The step.
             problem: The problem.
-            measure_s: Time that no other argument explains: that of timing, seconds.
+            measure_s: Time spent timing: the time that no other argument explains, seconds.
             verify_s: Time spent verifying, seconds.
             conditions: The GPU's states.
             gpu: The uuid of the GPU.
             also_s: The times of `ALSO`, seconds.
         """
         spent = {"kind": "spent", "gpu": gpu, "step": step, "problem": dict(problem)}
-        states: list[Mapping[str, Any]] = [dict(one) for one in conditions]
-        # A step of many requests keeps the first and the last states: a record is bounded.
+        states: list[Mapping[str, Any]] = [dict(state) for state in conditions]
+        # A step of many requests keeps its first and last states: a record is bounded.
         kept = [*states[:2], *states[-2:]] if len(states) > 4 else states
         times = {"measure_s": measure_s, "verify_s": verify_s, **also_s}
         self._append({**spent, **times, "conditions": kept}, sync=True)
@@ -334,7 +332,7 @@ class SweepResults:
             self._journal.sync()
 
     def _take(self, record: Record) -> None:
-        """Take a record in; a later one of the same place counts."""
+        """Add a record; it replaces an earlier record of its place."""
         if record["kind"] == "spent":
             self.measure_s += record["measure_s"]
             self.verify_s += record["verify_s"]
@@ -370,8 +368,8 @@ class SweepResults:
             self._outcomes[step, problem, config, record["state"]] = outcome
 
 
-def _is_wrong(found: object) -> bool:
-    return isinstance(found, Failure) and found.stage == "verify"
+def _is_wrong(result: object) -> bool:
+    return isinstance(result, Failure) and result.stage == "verify"
 
 
 # Records ----------------------------------------------------------------------------------------------------
@@ -390,7 +388,7 @@ def _place(gpu: str, step: Step, problem: Problem, config: Config, number: int |
 
 
 def accepts(record: Record) -> bool:
-    """Whether a record is one of these: the journal takes any other for damage."""
+    """Return whether a record is sound: the journal treats any other as damage."""
     try:
         return _is_sound(record)
     except (AotTuneError, AttributeError, KeyError, TypeError, ValueError, OverflowError):
@@ -398,12 +396,12 @@ def accepts(record: Record) -> bool:
 
 
 def config_of(record: Mapping[str, Any]) -> Config:
-    """The config of a result or compilation."""
+    """Return the config of a result or compilation."""
     return Config(**record["config"])
 
 
 def outcome_of(record: Mapping[str, Any]) -> Outcome | None:
-    """The outcome of a result; None for a winner that passed when it was verified again."""
+    """Return the outcome of a result; None for a winner that passed its second verification."""
     config = config_of(record)
     if "stage" not in record:
         return Measurement(
@@ -461,7 +459,7 @@ def _is_sound(record: Record) -> bool:
 
 def _number(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float):
-        raise TypeError(f"{value!r:.80} is no number")
+        raise TypeError(f"{value!r:.80} is not a number")
     return float(value)
 
 
@@ -478,7 +476,7 @@ def _outcome_record(outcome: Outcome) -> Record:
 
 
 def _cut(message: str | None) -> str | None:
-    """A message of at most `MESSAGE_BYTES` as JSON text; one that is cut says so at its end."""
+    """Cut a message to at most `MESSAGE_BYTES` as JSON text, with a mark at a cut end."""
     if message is None or len(json.dumps(message)) <= MESSAGE_BYTES:
         return message
     shortest, longest = 0, MESSAGE_BYTES

@@ -1,9 +1,9 @@
-"""`aot-tune tune`, from a request to published tables, measured or predicted.
+"""Run `aot-tune tune`: from a request to published tables, measured or predicted.
 
-Kernels are predicted one after another. When measuring, the longest comes first, and the next one begins as
-soon as a GPU or a compiler would rest (`aot_tune.tuner.schedule.overlap`), so that no GPU waits for the end
-of a kernel. Each is published as soon as it is complete. In a limited time they are measured one after
-another.
+Kernels are predicted one after another. When measuring, the longest kernel comes first, and the next begins
+as soon as a GPU or a compiler would be idle (`aot_tune.tuner.schedule.overlap`), so that no GPU waits for the
+end of a kernel. Each table is published as soon as it is complete. With a time budget the kernels are
+measured one after another.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ from aot_tune.tuner.sweep.results import SweepResults, accepts
 from aot_tune.tuner.sweep.state import KernelTimes
 
 _STOPS_ALL = (GpuLostError, JournalWriteError, StoreError)
-"""Errors after which no other kernel could be swept either: the GPU is lost, or nothing can be written."""
+"""Errors that stop all kernels: the GPU is lost, or nothing can be written."""
 
 
 _SHORTEST_S = 1.0
@@ -50,18 +50,18 @@ _SHORTEST_S = 1.0
 
 
 def run(request: SweepRequest, progress: Progress) -> SweepReport:
-    """Sweep the kernels asked for and publish their tables.
+    """Sweep the request's kernels and publish their tables.
 
-    A kernel that cannot be swept leaves the others running: its row has the reason. The error of the only
-    kernel is raised. What can be found before anything is measured is found for all kernels first: wrong
-    declarations, tables that could not be replaced, and journals made under other conditions.
+    A kernel that cannot be swept does not stop other kernels: its row has the reason. The error of the only
+    kernel is raised. Wrong declarations, tables that could not be replaced, and journals of other conditions
+    are detected for all kernels before anything is measured.
 
     Args:
-        request: What to sweep; a request without a GPU predicts.
+        request: The request; without a GPU it predicts.
         progress: Receives each event.
 
     Raises:
-        TuneError: The sweep cannot start, go on or be saved; all finished results are in the journal.
+        TuneError: The sweep cannot start, continue or be saved; all finished results are in the journal.
         StoreError: Nothing can be written.
         AotTuneError: The only kernel cannot be swept.
     """
@@ -76,19 +76,19 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
     with opened(request, progress) as resources:
         request = resources.request
         rows = _refused(request, progress, resources)
-        kernels = [found for found in request.kernels if found.tunable.name not in rows]
+        kernels = [kernel for kernel in request.kernels if kernel.tunable.name not in rows]
         at_once = not request.predicts and request.time_budget_s is None and len(kernels) > 1
         if at_once:
             lengths = {
-                found.tunable.name: length_of_kernel(found, request.arch, request.buckets(found))
-                for found in kernels
+                kernel.tunable.name: length_of_kernel(kernel, request.arch, request.buckets(kernel))
+                for kernel in kernels
             }
-            kernels.sort(key=lambda found: -lengths[found.tunable.name])
-        resources.order.extend(found.tunable.name for found in kernels)
+            kernels.sort(key=lambda kernel: -lengths[kernel.tunable.name])
+        resources.order.extend(kernel.tunable.name for kernel in kernels)
         with Crew(request.gpus, resources.session, progress.note, resources.order, resources.choice) as crew:
             _Kernels(request, progress, resources, crew, kernels, rows, started).sweep(at_once=at_once)
             gpus = crew.usage()
-    in_order = tuple(rows[found.tunable.name] for found in request.kernels)
+    in_order = tuple(rows[kernel.tunable.name] for kernel in request.kernels)
     report = SweepReport(
         arch=request.arch,
         device_name=next((row.device_name for row in in_order if row.device_name), ""),
@@ -112,17 +112,17 @@ class _Kernels:
     kernels: Sequence[FoundKernel]
     """The kernels in the order in which they begin."""
     rows: dict[str, SweptKernel]
-    """Gets the row of each by name."""
+    """Receives each kernel's row by name."""
     started: float
-    """When the sweep began, monotonic seconds."""
+    """Start of the sweep, monotonic seconds."""
     begun: list[str] = field(default_factory=list)
-    """The names of those that have begun."""
+    """The names of the kernels that have begun."""
 
     def sweep(self, *, at_once: bool) -> None:
-        """Sweep all of them."""
+        """Sweep all kernels."""
         if not at_once:
-            for found in self.kernels:
-                self._one(found)
+            for kernel in self.kernels:
+                self._one(kernel)
             return
         run_overlapping(
             self._one, self.kernels, begins=self._may_begin, stop=self.crew.close, stopped=MeasuringStopped
@@ -137,21 +137,21 @@ class _Kernels:
             compilers_rest=self.resources.feed().rests,
         )
 
-    def _one(self, found: FoundKernel) -> None:
-        name, feed, request = found.tunable.name, self.resources.feed(), self.request
+    def _one(self, kernel: FoundKernel) -> None:
+        name, feed, request = kernel.tunable.name, self.resources.feed(), self.request
         self.begun.append(name)
-        left_s = _left_s(request, monotonic() - self.started, self.kernels.index(found), self.kernels)
+        left_s = _left_s(request, monotonic() - self.started, self.kernels.index(kernel), self.kernels)
         within = dataclasses.replace(request, time_budget_s=left_s)
         try:
             if request.predicts:
-                row = predict.predict_kernel(request, found, feed, self.progress)
+                row = predict.predict_kernel(request, kernel, feed, self.progress)
             else:
-                row = measure_kernel(within, found, feed, self.crew, self.progress)
+                row = measure_kernel(within, kernel, feed, self.crew, self.progress)
         except AotTuneError as error:
-            row = _failed(request, found, error, self.progress)
+            row = _failed(request, kernel, error, self.progress)
         finally:
             self.progress.show(KernelEnded(kernel=name))
-        feed.drop(name)  # what is queued still is of buckets that are not swept
+        feed.drop(name)  # jobs still in the queue belong to buckets that are not swept
         self.rows[name] = row
         if request.verbose:
             _note_choices(row, self.progress)
@@ -160,51 +160,51 @@ class _Kernels:
 def _left_s(
     request: SweepRequest, spent_s: float, place: int, kernels: Sequence[FoundKernel]
 ) -> float | None:
-    """The kernel's share of the time that is left, by its number of buckets; None where time is unlimited."""
+    """Return the kernel's share of the remaining time, by its buckets; None without a limit."""
     if request.time_budget_s is None:
         return None
-    counts = [len(request.buckets(found)) for found in kernels[place:]]
+    counts = [len(request.buckets(kernel)) for kernel in kernels[place:]]
     return max(_SHORTEST_S, (request.time_budget_s - spent_s) * counts[0] / sum(counts))
 
 
 def _refused(request: SweepRequest, progress: Progress, resources: Resources) -> dict[str, SweptKernel]:
     """Find the kernels that cannot be swept before anything is compiled; return their rows by name."""
     rows: dict[str, SweptKernel] = {}
-    for found in request.kernels:
+    for kernel in request.kernels:
         try:
-            _check(found, request)
+            _check(kernel, request)
         except AotTuneError as error:
-            rows[found.tunable.name] = _failed(request, found, error, progress)
+            rows[kernel.tunable.name] = _failed(request, kernel, error, progress)
         else:
-            for remark in declaration_remarks(found.tunable, request.arch):
+            for remark in declaration_remarks(kernel.tunable, request.arch):
                 progress.note(f"remark: {remark}")
-    left = [found for found in request.kernels if found.tunable.name not in rows]
+    left = [kernel for kernel in request.kernels if kernel.tunable.name not in rows]
     if request.predicts or request.fresh or not left:
         return rows
     conditions = resources.identity(left[0], request.gpus[0])
-    for found in left:
+    for kernel in left:
         try:
-            check_resumable(request.journal_path(found), _identity_of(conditions, request, found))
+            check_resumable(request.journal_path(kernel), _identity_of(conditions, request, kernel))
         except AotTuneError as error:
-            rows[found.tunable.name] = _failed(request, found, error, progress)
+            rows[kernel.tunable.name] = _failed(request, kernel, error, progress)
     return rows
 
 
 def _failed(
-    request: SweepRequest, found: FoundKernel, error: AotTuneError, progress: Progress
+    request: SweepRequest, kernel: FoundKernel, error: AotTuneError, progress: Progress
 ) -> SweptKernel:
-    """The row of a kernel that cannot be swept; called where the error is handled.
+    """Report a kernel that cannot be swept, and return its row.
 
     Raises:
         AotTuneError: The error, where it stops all kernels or where there is no other kernel.
     """
     if isinstance(error, _STOPS_ALL) or len(request.kernels) == 1:
         raise error
-    progress.note(f"{found.tunable.name}: cannot be swept: {error}")
+    progress.note(f"{kernel.tunable.name}: cannot be swept: {error}")
     return SweptKernel(
-        kernel=found.tunable.name,
+        kernel=kernel.tunable.name,
         evidence="predicted" if request.predicts else "measured",
-        problems=len(request.buckets(found)),
+        problems=len(request.buckets(kernel)),
         refusals=(str(error),),
         failed=True,
     )
@@ -219,19 +219,19 @@ def _note_choices(row: SweptKernel, progress: Progress) -> None:
         won = (
             f"{gain:.2f}x the default's {entry.default_us} us"
             if gain > 1
-            else "the default; nothing beats it"
+            else "the default; no config beats it"
         )
         progress.note(
             f"{row.kernel} {entry.bucket}: {entry.config}: {entry.mean_us} us {entry.evidence}, {won}"
         )
 
 
-def _check(found: FoundKernel, request: SweepRequest) -> None:
-    """Refuse, before anything is compiled, a wrong declaration and a table that could not be replaced."""
-    problems = declaration_problems(found.tunable, request.arch)
+def _check(kernel: FoundKernel, request: SweepRequest) -> None:
+    """Refuse a wrong declaration, and a table that could not be replaced, before compiling."""
+    problems = declaration_problems(kernel.tunable, request.arch)
     if problems:
         raise DeclarationError("\n".join(problems))
-    path = request.table_path(found)
+    path = request.table_path(kernel)
     files.check_writable(path.parent)
     files.check_replaceable(path)
     if not request.predicts:
@@ -240,30 +240,30 @@ def _check(found: FoundKernel, request: SweepRequest) -> None:
 
 def measure_kernel(
     request: SweepRequest,
-    found: FoundKernel,
+    kernel: FoundKernel,
     feed: CompileFeed,
     crew: Crew,
     progress: Progress,
 ) -> SweptKernel:
     """Sweep one kernel on the GPUs and publish its table."""
-    started, name = monotonic(), found.tunable.name
-    path = request.table_path(found)
+    started, name = monotonic(), kernel.tunable.name
+    path = request.table_path(kernel)
     old = publish.present_table(path)
-    device, conditions = crew.open(found)
-    planned = plan(found, request.arch, request.buckets(found), incumbent=old, device=device)
+    device, conditions = crew.open(kernel)
+    planned = plan(kernel, request.arch, request.buckets(kernel), incumbent=old, device=device)
     progress.show(
         Started(
-            kernel=found.tunable.name,
+            kernel=kernel.tunable.name,
             arch=request.arch,
             problems=len(planned.problems),
             jobs=len(planned.jobs),
             device=device.name if len(request.gpus) == 1 else f"{len(request.gpus)} {device.name}",
         )
     )
-    identity = _identity_of(conditions, request, found)
-    whole = request.is_whole(found)
+    identity = _identity_of(conditions, request, kernel)
+    whole = request.is_whole(kernel)
     decision = _decision(planned, identity, old, request, whole=whole)
-    path_of_journal = request.journal_path(found)
+    path_of_journal = request.journal_path(kernel)
     with Journal.open(path_of_journal, identity, accepts=accepts, fresh=request.fresh) as journal:
         results = SweepResults(journal)
         for line in _opened(journal, results, path_of_journal):
@@ -280,26 +280,26 @@ def measure_kernel(
         )
         swept = kernel_sweep.run()
 
-        def beside(there: Table | None) -> tuple[Table, list[str]]:
-            if there != decision.old:
-                decision.join(there)
+        def decide(present: Table | None) -> tuple[Table, list[str]]:
+            if present != decision.old:
+                decision.join(present)
             table = kernel_sweep.table()
             if broken := kernel_sweep.broken():
                 return table, [broken]
             return table, publish.refusals(
-                table, there, found.tunable, wrong=swept.wrong, unreached=swept.unreached,
+                table, present, kernel.tunable, wrong=swept.wrong, unreached=swept.unreached,
                 allow_worse=request.allow_worse,
             )  # fmt: skip
 
-        published = publish.publish_beside(path, old, read=publish.present_table, decide=beside)
+        published = publish.decide_and_publish(path, old, read=publish.present_table, decide=decide)
         table = published.table
         for line in (*kernel_sweep.disagreements(), *_remarks(decision, published, swept, whole=whole)):
             progress.note(f"{name}: {line}")
-        # The table holds the results now; the next sweep measures anew.
+        # The table holds the results now; the next sweep measures again.
         if not published.refusals and (kept := journal.retire()):
             progress.note(f"{name}: {kept}")
     return SweptKernel(
-        kernel=found.tunable.name,
+        kernel=kernel.tunable.name,
         evidence="measured",
         problems=len(planned.problems),
         speedup=geometric_mean(entry.gain for entry in table.entries),
@@ -314,7 +314,7 @@ def measure_kernel(
         refusals=published.refusals,
         unopened=tuple(f"{problem}: {reason}" for problem, reason in swept.unopened.items()),
         unreached=tuple(
-            f"{each.problem} " + ("has no entry" if table.entry(each.problem) is None else "stays as it was")
+            f"{each.problem} " + ("has no entry" if table.entry(each.problem) is None else "keeps its entry")
             for each in planned.problems
             if each.problem in swept.unreached
         ),
@@ -327,7 +327,7 @@ def measure_kernel(
 def _decision(
     planned: SweepPlan, identity: Mapping[str, str], old: Table | None, request: SweepRequest, *, whole: bool
 ) -> Decision:
-    """Decides a kernel's table. In a limited time the entries that are not reached stay, where they can."""
+    """Make a kernel's decision. With a time budget unreached entries stay where possible."""
     if request.time_budget_s is not None:
         with suppress(TuneError):  # they were made under other conditions
             return Decision(planned, identity, old, whole=False)
@@ -337,7 +337,7 @@ def _decision(
 def _remarks(
     decision: Decision, published: publish.Published, swept: KernelTimes, *, whole: bool
 ) -> Iterator[str]:
-    """Lines that a person should see about a table that was just decided."""
+    """Yield lines for the user about a decided table."""
     table, times = published.table, decision.sweep(swept)
     if decision.remark is not None:
         yield decision.remark
@@ -345,25 +345,25 @@ def _remarks(
     yield from crowded_out(times, table.portfolio, whole=whole)
     if not published.refusals:
         yield from publish.removed_entries(published.old, table)
-        for bucket, what in publish.worse_entries(table, published.old, decision.tunable).items():
-            yield f"{bucket}: {what}"
+        for bucket, change in publish.worse_entries(table, published.old, decision.tunable).items():
+            yield f"{bucket}: {change}"
 
 
-def _identity_of(conditions: Mapping[str, str], request: SweepRequest, found: FoundKernel) -> dict[str, str]:
-    """The conditions under which a kernel's results hold: they are the identity of its journal."""
-    # A journal may be resumed on another card of the same model: figures of one model are comparable.
+def _identity_of(conditions: Mapping[str, str], request: SweepRequest, kernel: FoundKernel) -> dict[str, str]:
+    """Return the conditions of a kernel's results, the identity of its journal."""
+    # A journal may be resumed on another GPU of the same model: times of one model are comparable.
     same = {name: text for name, text in conditions.items() if name != "uuid"}
     return {
-        "kernel": found.tunable.name,
+        "kernel": kernel.tunable.name,
         "arch": str(request.arch),
         **same,
-        "source_hash": source_hash(found.tunable),
-        "check_hash": check_hash(found.tunable),
+        "source_hash": source_hash(kernel.tunable),
+        "check_hash": check_hash(kernel.tunable),
     }
 
 
 def _opened(journal: Journal, results: SweepResults, path: Path) -> Iterator[str]:
-    """Lines that a person should see about a journal that was just opened."""
+    """Yield lines for the user about an opened journal."""
     if journal.damage:
         yield journal.damage
     if results.resumed:

@@ -1,4 +1,4 @@
-"""Find what a sweep must measure again: what source, compiler or declaration made stale."""
+"""Find stale kernels and buckets: by source, compiler and declaration."""
 
 from __future__ import annotations
 
@@ -21,78 +21,77 @@ from aot_tune.values.problem import Problem
 
 
 def only_stale(request: SweepRequest, progress: Progress) -> SweepRequest:
-    """The part of a request that source, compiler or declaration made stale; each reason is told.
+    """Return the stale part of a request, and report each reason.
 
-    The kernels of which nothing is stale are left out, maybe all of them. A request that predicts is compared
-    with the measured tables, which it never replaces; what was predicted already of what is stale there is
-    not predicted again.
+    Kernels without a stale bucket are left out, maybe all of them. A request that predicts is compared with
+    the measured tables, which it never replaces; stale buckets that were already predicted are not predicted
+    again.
 
     Raises:
-        TuneError: A table that is there cannot be read.
+        TuneError: An existing table cannot be read.
     """
     kernels, problems = [], dict(request.problems)
-    for found in request.kernels:
-        tunable, name = found.tunable, found.tunable.name
+    for kernel in request.kernels:
+        tunable, name = kernel.tunable, kernel.tunable.name
         measured = store.table_path(store.package_folder(tunable), request.arch, name)
-        table = publish.present_table(measured if request.predicts else request.table_path(found))
-        reason, stale = _stale(request, found, table)
+        table = publish.present_table(measured if request.predicts else request.table_path(kernel))
+        reason, stale = _stale(request, kernel, table)
         if request.predicts and (reason is not None or stale):
-            reason, stale = _unpredicted(request, found, reason, stale, progress)
+            reason, stale = _unpredicted(request, kernel, reason, stale, progress)
         if reason is not None:
             progress.note(f"{name}: all of it is stale: {reason}")
-            kernels.append(found)
+            kernels.append(kernel)
             continue
-        for bucket, why in stale.items():
-            progress.note(f"{name} {bucket} is stale: {why}")
+        for bucket, bucket_reason in stale.items():
+            progress.note(f"{name} {bucket} is stale: {bucket_reason}")
         if stale:
-            kernels.append(found)
+            kernels.append(kernel)
             if len(stale) < len(tunable.buckets):
                 problems[name] = tuple(stale)
     return dataclasses.replace(request, kernels=tuple(kernels), problems=problems)
 
 
 def _stale(
-    request: SweepRequest, found: FoundKernel, table: Table | None, *, may_be_predicted: bool = False
+    request: SweepRequest, kernel: FoundKernel, table: Table | None, *, may_be_predicted: bool = False
 ) -> tuple[str | None, Mapping[Problem, str]]:
-    """Why all of a kernel is stale, and where not all is, why each stale bucket that is asked for is."""
-    reason = whole_reason(found.tunable, request.arch, table, may_be_predicted=may_be_predicted)
+    """Return why the whole kernel is stale; otherwise the reasons of the request's stale buckets."""
+    reason = whole_reason(kernel.tunable, request.arch, table, may_be_predicted=may_be_predicted)
     if reason is not None or table is None:
         return reason, {}
-    asked = set(request.buckets(found))
-    return None, {
-        bucket: why for bucket, why in stale_buckets(found.tunable, table).items() if bucket in asked
-    }
+    requested = set(request.buckets(kernel))
+    reasons = stale_buckets(kernel.tunable, table)
+    return None, {bucket: text for bucket, text in reasons.items() if bucket in requested}
 
 
 def _unpredicted(
     request: SweepRequest,
-    found: FoundKernel,
+    kernel: FoundKernel,
     reason: str | None,
     stale: Mapping[Problem, str],
     progress: Progress,
 ) -> tuple[str | None, Mapping[Problem, str]]:
-    """What is left of a kernel's stale part, in the same form, without that which is predicted already."""
-    path = request.table_path(found)
-    all_of_it, missing = _stale(request, found, predict.earlier(path), may_be_predicted=True)
+    """Return the result of `_stale` without the buckets that are already predicted."""
+    path = request.table_path(kernel)
+    all_of_it, missing = _stale(request, kernel, predict.earlier(path), may_be_predicted=True)
     if all_of_it is not None:
         return reason, stale
-    left = missing if reason is not None else {one: why for one, why in stale.items() if one in missing}
+    left = missing if reason is not None else {key: stale[key] for key in stale if key in missing}
     if not left:
         reasons = reason or "; ".join(dict.fromkeys(stale.values()))
-        progress.note(f"{found.tunable.name}: {reasons}; what is stale is predicted already in {path}")
+        progress.note(f"{kernel.tunable.name}: {reasons}; the stale buckets are already predicted in {path}")
     return None, left
 
 
 def whole_reason(
     tunable: Declaration, arch: Arch, table: Table | None, *, may_be_predicted: bool = False
 ) -> str | None:
-    """Why all of a kernel must be swept again; None where at most some of its buckets must.
+    """Return why the whole kernel must be swept again; None where at most some buckets must.
 
     Args:
         tunable: The kernel's declaration.
         arch: The arch.
         table: The table to be replaced; None where there is none.
-        may_be_predicted: Whether predicted entries are as good as measured ones.
+        may_be_predicted: Whether predicted entries suffice.
     """
     if table is None:
         return "it has no table"
@@ -101,12 +100,12 @@ def whole_reason(
     if unhashable(tunable) or table.source_hash != source_hash(tunable):
         return "its source has changed"
     built = table.built_with
-    for what, then, now in (
+    for tool, then, now in (
         ("cuda-tile", built.cuda_tile, cutile.version()),
         ("the compiler", built.tileiras, cutile.compiler_version() or ""),
     ):
         if then != now:
-            return f"{what} was {then}, is {now}"
+            return f"{tool} was {then}, is {now}"
     if not may_be_predicted and any(entry.evidence != "measured" for entry in table.entries):
         return "its table was predicted"
     complaint = next(portfolio_complaints(table, tunable), None)
@@ -114,12 +113,12 @@ def whole_reason(
 
 
 def stale_buckets(tunable: Declaration, table: Table) -> dict[Problem, str]:
-    """The declared buckets whose entries are missing or do not fit the declaration any more, and why."""
-    found = {}
+    """Return the declared buckets without a fitting entry, each with the reason."""
+    stale = {}
     for bucket in tunable.buckets:
         entry = table.entry(bucket)
         if entry is None:
-            found[bucket] = "it has no entry"
+            stale[bucket] = "it has no entry"
         elif (complaint := next(entry_complaints(table, tunable, entry, own=False), None)) is not None:
-            found[bucket] = complaint[0]
-    return found
+            stale[bucket] = complaint[0]
+    return stale

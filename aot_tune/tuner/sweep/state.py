@@ -1,4 +1,4 @@
-"""What the tasks of one kernel's sweep share on all GPUs: times, results, compilations, failures."""
+"""Shared state of one kernel's sweep: times, results, compilations, failures."""
 
 from __future__ import annotations
 
@@ -20,7 +20,7 @@ from aot_tune.values.problem import Problem
 
 @dataclass(kw_only=True)
 class KernelTimes:
-    """All times that were measured of one kernel."""
+    """All measured times of a kernel."""
 
     problems: dict[Problem, ProblemTimes] = field(default_factory=dict)
     """The times at edges and at sizes inside their buckets; the edges come first."""
@@ -32,34 +32,34 @@ class KernelTimes:
     """Configs that computed a wrong result anywhere: they win nowhere."""
 
     unreached: set[Problem] = field(default_factory=set)
-    """Edges that time did not suffice for; they have no times."""
+    """Edges skipped when the time budget ran out; they have no times."""
 
     unopened: dict[Problem, str] = field(default_factory=dict)
     """Problems that could not be opened, each with the reason; they have no times."""
 
     failures: int = 0
-    """Number of candidates that failed on a problem. Those that a rule refuses do not count."""
+    """Number of candidates that failed on a problem, without candidates that a rule refuses."""
 
     def add(self, problem: Problem, **times: Any) -> None:
         """Set fields of a problem's `ProblemTimes`."""
         self.problems[problem] = replace(self.problems.get(problem, ProblemTimes()), **times)
 
     def keep(self, order: Iterable[Problem]) -> None:
-        """Drop all problems but these, and put them into this order, whichever GPU was the first."""
+        """Keep only some problems, in their order; the order of measuring is lost."""
         self.problems = {problem: self.problems[problem] for problem in order if problem in self.problems}
 
     def best_edge(self, member: Config, edges: Iterable[Problem]) -> Problem | None:
-        """The edge where a config loses least to the fastest; None where it may win at none of them.
+        """Return the edge where a config loses least to the fastest; None where it may win at no edge.
 
-        A member of the portfolio that wins no entry is verified again there.
+        A member of the portfolio that wins no entry is verified again at that edge.
         """
-        lost = {}
+        slowdowns = {}
         for edge in edges:
             known = self.problems.get(edge, ProblemTimes())
             if member in known.portfolio and member not in known.barred:
                 fastest_us = min(time.mean_us for time in known.portfolio.values())
-                lost[edge] = known.portfolio[member].mean_us / fastest_us
-        return min(lost, key=lost.__getitem__) if lost else None
+                slowdowns[edge] = known.portfolio[member].mean_us / fastest_us
+        return min(slowdowns, key=slowdowns.__getitem__) if slowdowns else None
 
 
 class KernelState:
@@ -68,7 +68,7 @@ class KernelState:
     Args:
         planned: The kernel's problems and their candidates.
         feed: Compiles the plan's jobs.
-        results: Holds the results of an earlier run and takes the new ones.
+        results: Holds the results of an earlier run and takes the new results.
         progress: Receives each event of the sweep.
         exhaustive: Whether every candidate is measured.
 
@@ -99,7 +99,7 @@ class KernelState:
     # Compilations -------------------------------------------------------------------------------------------
 
     def jobs(self, step: Step, each: ProblemPlan) -> list[CompileJob]:
-        """The compilations that a step needs of a problem."""
+        """Return a step's compilations for a problem."""
         known = self.known_list(each) if step == "candidates" else None
         if known is None:
             return list(each.jobs.values())
@@ -107,7 +107,7 @@ class KernelState:
         return [each.jobs[config] for config in left]
 
     def submit(self, jobs: Iterable[CompileJob]) -> None:
-        """Have jobs compiled, but for those that the journal knows to fail."""
+        """Submit jobs to the compilers, except jobs with a permanent failure in the journal."""
         wanted = []
         for job in jobs:
             failure = self.results.compile_failure(job.key)
@@ -119,49 +119,52 @@ class KernelState:
         self._feed.submit(wanted)
 
     def waits_for(self, jobs: Iterable[CompileJob]) -> set[str]:
-        """The keys of those jobs whose results are not here yet."""
+        """Return the keys of the jobs without a result."""
         return {job.key for job in jobs} - self._compiled.keys()
 
     def is_ready(self, keys: Collection[str]) -> bool:
-        """Whether these compilations have ended."""
+        """Return whether some compilations have ended."""
         return self._feed.ready(keys)
 
     def compiled(
         self, step: Step, each: ProblemPlan, configs: Iterable[Config], gpu: str, check: Callable[[], None]
     ) -> Mapping[str, CompileResult]:
-        """The compilations of some configs by their jobs' keys, once all have ended; the journal gets them.
+        """Wait for the compilations of some configs, and write them to the journal.
 
         Args:
             step: The step that needs them.
             each: The problem.
             configs: The configs.
             gpu: The uuid of the GPU that waits.
-            check: Called now and then while waiting; raises to end it.
+            check: Called repeatedly while waiting; raises to end it.
+
+        Returns:
+            Job key to result.
         """
-        asked = {each.jobs[config].key: config for config in configs}
-        missing = asked.keys() - self._compiled.keys()
+        needed = {each.jobs[config].key: config for config in configs}
+        missing = needed.keys() - self._compiled.keys()
         if missing:
-            self.submit(each.jobs[asked[key]] for key in missing)
+            self.submit(each.jobs[needed[key]] for key in missing)
             missing -= self._compiled.keys()
-            found = self._feed.wait(missing, check)
+            results = self._feed.wait(missing, check)
             with self.lock:
-                self._compiled.update(found)
+                self._compiled.update(results)
                 self._compilations.report()
-        # Where nothing compiles, the compiler or the kernel is to blame, and a repair must be seen.
+        # Where nothing compiles, the compiler or the kernel is to blame, and a repair must take effect.
         if self.broken() is None:
-            for key, config in asked.items():
+            for key, config in needed.items():
                 self.results.write_compiled(step, each.problem, config, self._compiled[key], gpu=gpu)
-        return {key: self._compiled[key] for key in asked}
+        return {key: self._compiled[key] for key in needed}
 
     def broken(self) -> str | None:
-        """The reason why no compilation of this kernel succeeded; None where one did."""
+        """Return the reason why no compilation of this kernel succeeded; None where any did."""
         if self.results.anything_compiles():
             return None
         with self.lock:
             return compiles_nowhere(self._compiled.values())
 
     def known_list(self, each: ProblemPlan) -> Listed | None:
-        """The shortlist in the journal, unless a compilation is done again that may change it."""
+        """Return the shortlist in the journal, unless a compilation is done again that may change it."""
         if any(self.results.is_redone(job.key) for job in each.jobs.values()):
             return None
         return self.results.listed(each.problem, each.candidates, exhaustive=self.exhaustive)
@@ -169,17 +172,17 @@ class KernelState:
     # Progress and failures ----------------------------------------------------------------------------------
 
     def report_compilations(self) -> None:
-        """Show how many compilations have ended."""
+        """Show the number of ended compilations."""
         self._compilations.report()
 
     def begins(self, problem: Problem, done: int, total: int) -> None:
-        """Show that a problem begins, after so many others."""
+        """Show that a problem begins, with the numbers done and total."""
         self._progress.show(Measuring(kernel=self.name, problem=problem, done=done, total=total))
 
     def failed(self, step: str, problem: Problem, failure: Failure) -> None:
         """Count a failure once; a wrong config wins nowhere.
 
-        Each config is shown once for each stage: else one config may fill the screen.
+        Each config is shown once for each stage, so that a config does not fill the screen.
         """
         place = (step, problem, failure.config)
         with self.lock:
@@ -193,7 +196,7 @@ class KernelState:
                 self._progress.show(CandidateFailed(kernel=self.name, problem=problem, failure=failure))
 
     def leave_out(self, step: Step, problem: Problem, reason: str, gpu: str) -> None:
-        """Leave a problem out that cannot be opened, with all its times."""
+        """Leave out a problem that cannot be opened, with all its times."""
         with self.lock:
             self.times.unopened[problem] = reason
             self.times.problems.pop(problem, None)

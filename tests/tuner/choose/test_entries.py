@@ -407,7 +407,7 @@ def test_what_finds_no_place_in_a_full_portfolio_is_told_with_what_to_do() -> No
     [line] = crowded_out(part, places, whole=False)
     assert "M=64" in line
     assert f"25% slower than with {C}" in line
-    assert "no place among the portfolio's 16; tune the whole kernel" in line
+    assert "not among the portfolio's 16 configs; tune the whole kernel" in line
     assert crowded_out(part, places, whole=True) == (line.partition(";")[0],)
 
 

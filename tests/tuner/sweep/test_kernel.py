@@ -180,7 +180,7 @@ def test_with_no_gpu_left_what_is_there_is_kept_and_taken_over(one: bytes, folde
 
 def test_gpus_that_differ_are_refused_before_anything_is_measured(folder: Path) -> None:
     HashedSession.devices[1] = dataclasses.replace(Device.reference(SM90), sm_count=78)
-    with pytest.raises(TuneError, match=r"the GPUs differ .*choose those that are equal: --gpus 0"):
+    with pytest.raises(TuneError, match=r"the GPUs differ .*choose equal GPUs: --gpus 0"):
         _tune(folder, 0, 1)
     assert HashedSession.told == []
 
@@ -251,7 +251,7 @@ def test_what_a_limited_time_does_not_reach_stays_as_it_was(folder: Path, clock:
     assert report.complete
     after = _edges(folder)
     assert after.keys() == before.keys()
-    assert all("stays as it was" in line for line in report.rows[0].unreached)
+    assert all("keeps its entry" in line for line in report.rows[0].unreached)
     assert 0 < len(report.rows[0].unreached) < len(before)
     table = store.read_table(store.table_path(folder / "tables", SM90, "scale"))
     assert table.portfolio[: len(portfolio)] == portfolio

@@ -250,7 +250,7 @@ def test_a_product_without_work_is_ranked_by_what_its_code_does(tmp_path: Path) 
     assert report.ranked
     assert compiled == 2
     [note] = progress.notes
-    assert "ranked by what a few blocks of each multiply, load and store" in note
+    assert "ranked by the multiplications, loads and stores of a few blocks of each" in note
     [entry] = store.read_table(tmp_path / "sm100" / "matmul.json").entries
     problem, kernel = bucket(64), DeviceKernel(MATMUL, SM100)
     for config in (entry.config, matmul_tunable.default_config(SM100, problem)):
@@ -474,7 +474,7 @@ def test_everything_is_all_buckets_and_candidates_and_a_first_look_leaves_it(
     assert (report.path, report.problems, report.changed) == (path, 23, 0)
     assert path.read_bytes() == before
     (said,) = progress.notes
-    assert said == f"{path} predicts 23 buckets already, more than a first look would: it stays"
+    assert said == f"{path} already predicts 23 buckets, more than a first look would: it stays"
 
 
 @pytest.mark.process

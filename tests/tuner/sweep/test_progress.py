@@ -139,7 +139,7 @@ def test_spilling_candidates_are_counted_and_other_failures_told_at_once() -> No
         progress.show(KernelEnded(kernel="matmul"))
     assert stream.getvalue().splitlines()[1:] == [
         "matmul: 2 configs left out, whose code spills registers or does not fit a multiprocessor; "
-        "-v says which"
+        "-v lists them"
     ]
 
 

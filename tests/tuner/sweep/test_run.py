@@ -282,7 +282,7 @@ def test_verbose_tells_each_choice_and_its_reason(folder: Path) -> None:
     sweep.run(request, progress)
     told = [line for line in progress.said if "us measured" in line]
     assert len(told) == 3
-    assert any("nothing beats it" in line for line in told)
+    assert any("no config beats it" in line for line in told)
     assert any("x the default's" in line for line in told)
 
 
@@ -768,7 +768,7 @@ def test_a_prediction_of_what_is_stale_is_of_what_no_fresh_table_measures(
     progress = Quiet()
     assert only_stale(request, progress).kernels == ()
     (said,) = progress.said
-    assert f"scale: it has no entry; what is stale is predicted already in {path}" in said
+    assert f"scale: it has no entry; the stale buckets are already predicted in {path}" in said
     _path(folder).unlink()
     assert only_stale(request, Quiet()).kernels == ()
     write(folder / "predicted", predicted(*whole.entries[:2]))
