@@ -49,7 +49,7 @@ def test_without_ray_it_says_what_to_install(monkeypatch: pytest.MonkeyPatch) ->
 
 def test_a_client_address_is_refused_with_what_to_do_instead(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(cluster, "installed", lambda: SimpleNamespace(is_initialized=lambda: False))
-    with pytest.raises(UsageError, match="give this command on a machine of the cluster"):
+    with pytest.raises(UsageError, match="run this command on a machine of the cluster"):
         Cluster("ray://head:10001", SM90, (), print)
 
 
