@@ -12,6 +12,7 @@ from dataclasses import dataclass
 from functools import partial
 
 from aot_tune import environment
+from aot_tune.choose.batch import Ranked
 from aot_tune.choose.choice import Choice, Source, tune_command
 from aot_tune.choose.index import Index
 from aot_tune.choose.legality import Legality
@@ -68,23 +69,8 @@ class AtEdge:
 
 
 @dataclass(frozen=True, kw_only=True)
-class ServingAll:
+class ServingAll(Ranked):
     """Regret of one config that serves every batch."""
-
-    config: Config
-    """Config."""
-
-    regret: float
-    """Worst t / t_best - 1 over the measured sizes at which the config has a time."""
-
-    worst_at: Mapping[str, int]
-    """Size of the worst regret, on the batch axes."""
-
-    sizes: int
-    """Number of measured sizes of every batch."""
-
-    untimed: int
-    """Number of sizes at which the config has no time."""
 
     refusal: str | None
     """Size at which the config may not run, and why, or why a row's bits would differ; None for a choice."""

@@ -5,7 +5,6 @@ from __future__ import annotations
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from types import TracebackType
 
 from aot_tune.errors import TuneError
 from aot_tune.tuner.compile.job import CompileFailure, CompileJob, CompileResult
@@ -49,9 +48,7 @@ class CompileFeed:
         self._thread.start()
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()

@@ -5,7 +5,6 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 from collections import deque
 from pathlib import Path
-from types import TracebackType
 from typing import TypeVar
 
 from aot_tune.errors import StoreError, TuneError
@@ -44,9 +43,7 @@ class JobQueue(ABC):
     def __enter__(self: _Pool) -> _Pool:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     @property

@@ -31,7 +31,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import replace
-from types import TracebackType
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.nvidia import cutile
@@ -122,9 +121,7 @@ class MeasureSession:
     def __enter__(self) -> MeasureSession:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def close(self) -> None:

@@ -11,7 +11,6 @@ from collections.abc import Callable, Iterator
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Protocol
 
 from aot_tune.declare.discovery import FoundKernel
@@ -78,9 +77,7 @@ class RemoteSession:
     def __enter__(self) -> RemoteSession:
         return self
 
-    def __exit__(
-        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
-    ) -> None:
+    def __exit__(self, *_: object) -> None:
         self.close()
 
     def turn_to(self, kernel: FoundKernel, strikes: Strikes) -> None:
