@@ -718,7 +718,7 @@ def test_a_whole_sweep_counts_and_names_the_entries_that_it_removes(folder: Path
     assert _path(folder).read_bytes() == whole
     assert report.rows[0].changed == 1
     (said,) = [line for line in progress.said if "removed" in line]
-    assert "dtype=float16 M=64 N=1024: its entry is removed: no declared problem asks for it" in said
+    assert "dtype=float16 M=64 N=1024: its entry is removed: no declared problem needs it" in said
     assert "add it to `typical`" in said
 
 
