@@ -46,11 +46,13 @@ class Budget:
         self._started = monotonic()
         self._worths: dict[Problem, float] = {}
 
-    def priority(self, each: ProblemPlan) -> float:
+    def priority(self, problem_plan: ProblemPlan) -> float:
         """Return the priority of a problem; the highest begins first."""
         if self._seconds is not None:
-            return self._worth(each)
-        return length(self._plan.kernel, each.problem, each.default, len(each.candidates))
+            return self._worth(problem_plan)
+        return length(
+            self._plan.kernel, problem_plan.problem, problem_plan.default, len(problem_plan.candidates)
+        )
 
     def is_late(self, step: Step) -> bool:
         """Return whether a step may start no further problem, so that later steps end in time."""
@@ -59,12 +61,12 @@ class Budget:
             return False
         return monotonic() - self._started > part * self._seconds
 
-    def check(self, step: Step, each: ProblemPlan, *, extra: bool) -> None:
+    def check(self, step: Step, problem_plan: ProblemPlan, *, extra: bool) -> None:
         """Raise where it is too late for the missing times of a problem.
 
         Args:
             step: The step.
-            each: The problem. The problems of the bucket with the highest priority are always measured.
+            problem_plan: The problem. The bucket with the highest priority is always measured whole.
             extra: Whether its bucket is served without it, too.
 
         Raises:
@@ -73,16 +75,16 @@ class Budget:
         if self.is_late(step):
             with self._lock:
                 first = max(self._plan.problems, key=self._worth).problem
-                if extra or self._plan.kernel.tunable.bucket_of(each.problem) != first:
+                if extra or self._plan.kernel.tunable.bucket_of(problem_plan.problem) != first:
                     raise OutOfTimeError
 
-    def _worth(self, each: ProblemPlan) -> float:
+    def _worth(self, problem_plan: ProblemPlan) -> float:
         """Return the predicted gain at a problem's edge: the default's time over the best predicted time.
 
         All problems of an edge have the same gain, so that they come together.
         """
         kernel = self._plan.kernel
-        edge = kernel.tunable.bucket_of(each.problem)
+        edge = kernel.tunable.bucket_of(problem_plan.problem)
         if edge not in self._worths:
             plan = next(planned for planned in self._plan.problems if planned.problem == edge)
             times = predictions(kernel, plan, plan.candidates, {})

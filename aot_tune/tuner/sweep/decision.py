@@ -59,7 +59,7 @@ class Decision:
             ),
             axes=self.tunable.axes,
             tiles=self.tunable.tiles,
-            defaults={each.problem: each.default for each in planned.problems},
+            defaults={problem_plan.problem: problem_plan.default for problem_plan in planned.problems},
             problems={},
         )
         comparable(self._empty, old, self._keep)  # raises before anything is measured

@@ -71,7 +71,7 @@ class KernelSweep:
         budget_s: float | None = None,
     ) -> None:
         self._plan, self._crew, self._decision = planned, crew, decision
-        self._edges = [each.problem for each in planned.problems]
+        self._edges = [problem_plan.problem for problem_plan in planned.problems]
         self._bucket_of = planned.kernel.tunable.bucket_of
         self._state = KernelState(planned, feed, results, progress, exhaustive=exhaustive)
         self._budget = Budget(planned, budget_s, self._state.lock)
@@ -89,11 +89,11 @@ class KernelSweep:
                 kept.
         """
         self._of = 2 * len(self._edges) + sum(len(self._decision.first_sizes(edge)) for edge in self._edges)
-        for each in self._plan.problems:
-            for failure in each.refused:
+        for problem_plan in self._plan.problems:
+            for failure in problem_plan.refused:
                 if failure.stage != "legal":
-                    self._state.failed(failure.stage, each.problem, failure)
-        plans = {each.problem: each for each in self._plan.problems}
+                    self._state.failed(failure.stage, problem_plan.problem, failure)
+        plans = {problem_plan.problem: problem_plan for problem_plan in self._plan.problems}
         self._do("candidates", plans, lambda measuring, problem: measuring.candidates())
         self._drop_unreached(self._edges)
         self._choose_portfolio()
@@ -118,8 +118,8 @@ class KernelSweep:
     def disagreements(self) -> list[str]:
         """List the pairs of GPUs whose times of the edges' defaults differ, one line each."""
         results, pairs = self._state.results, []
-        for each in self._plan.problems:
-            problem, default = each.problem, each.default
+        for problem_plan in self._plan.problems:
+            problem, default = problem_plan.problem, problem_plan.default
             gpus = results.owner("candidates", problem), results.owner("portfolio", problem)
             first = results.outcome("candidates", problem, default)
             second = results.outcome("portfolio", problem, default)
@@ -217,36 +217,36 @@ class KernelSweep:
     ) -> None:
         """Do a step on several problems, with their compilations in the same order."""
         state, budget = self._state, self._budget
-        priorities = {problem: budget.priority(each) for problem, each in plans.items()}
+        priorities = {problem: budget.priority(problem_plan) for problem, problem_plan in plans.items()}
         order = sorted(plans, key=lambda problem: -priorities[problem])
         jobs = {problem: state.jobs(step, plans[problem]) for problem in order}
         state.submit(job for of_problem in jobs.values() for job in of_problem)
 
-        def task(each: ProblemPlan) -> Task:
-            missing = state.waits_for(jobs[each.problem])
+        def task(problem_plan: ProblemPlan) -> Task:
+            missing = state.waits_for(jobs[problem_plan.problem])
             return Task(
                 kernel=self._plan.kernel.declared,
-                work=lambda seat: self._begin(step, each, seat, work),
-                length=priorities[each.problem],
-                owner=None if step == "recheck" else state.results.owner(step, each.problem),
+                work=lambda seat: self._begin(step, problem_plan, seat, work),
+                length=priorities[problem_plan.problem],
+                owner=None if step == "recheck" else state.results.owner(step, problem_plan.problem),
                 fresh=step == "recheck",
                 ready=lambda: budget.is_late(step) or state.is_ready(missing),
             )
 
-        self._crew.run([task(each) for each in plans.values()], state.report_compilations)
+        self._crew.run([task(problem_plan) for problem_plan in plans.values()], state.report_compilations)
 
     def _begin(
-        self, step: Step, each: ProblemPlan, seat: Seat, work: Callable[[ProblemPass, Problem], None]
+        self, step: Step, problem_plan: ProblemPlan, seat: Seat, work: Callable[[ProblemPass, Problem], None]
     ) -> None:
         """Do a step on a problem; leave it out if it cannot be opened or no time is left."""
-        state, problem = self._state, each.problem
+        state, problem = self._state, problem_plan.problem
         extra = problem in self._added
         if step != "recheck":
             with state.lock:
                 state.begins(problem, self._begun, self._of)
                 self._begun += 1
         try:
-            work(ProblemPass(state, self._budget, each, seat, extra=extra), problem)
+            work(ProblemPass(state, self._budget, problem_plan, seat, extra=extra), problem)
         except OutOfTimeError:
             if not extra:
                 with state.lock:

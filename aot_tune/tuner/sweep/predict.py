@@ -131,27 +131,30 @@ def predict_kernel(
 def _ranks(planned: SweepPlan, compiled: Mapping[str, CompileResult]) -> bool:
     """Return whether the candidates of any problem were ranked."""
     kernel = planned.kernel
-    return any(is_ranked(kernel, each) or _derivation(kernel, each, compiled) for each in planned.problems)
+    return any(
+        is_ranked(kernel, problem_plan) or _derivation(kernel, problem_plan, compiled)
+        for problem_plan in planned.problems
+    )
 
 
 def _derivation(
-    kernel: DeviceKernel, each: ProblemPlan, compiled: Mapping[str, CompileResult]
+    kernel: DeviceKernel, problem_plan: ProblemPlan, compiled: Mapping[str, CompileResult]
 ) -> Callable[[Problem, Config], Launched] | None:
     """Return the function that derives the facts of a kernel without `work`.
 
     None if `work` is declared, or if the facts cannot be derived.
     """
-    if not lacks_work(kernel, each):
+    if not lacks_work(kernel, problem_plan):
         return None
-    if not multiplies(each, compiled):
+    if not multiplies(problem_plan, compiled):
         return kernel.derived
-    return None if _uncounted(kernel, each) else kernel.counted
+    return None if _uncounted(kernel, problem_plan) else kernel.counted
 
 
-def _uncounted(kernel: DeviceKernel, each: ProblemPlan) -> str:
+def _uncounted(kernel: DeviceKernel, problem_plan: ProblemPlan) -> str:
     """Return the reason why the default's code could not be followed; empty where it could."""
     try:
-        kernel.counted(each.problem, each.default)
+        kernel.counted(problem_plan.problem, problem_plan.default)
     except NotCountedError as error:
         return str(error)
     return ""
@@ -160,16 +163,16 @@ def _uncounted(kernel: DeviceKernel, each: ProblemPlan) -> str:
 def _note_of_work(planned: SweepPlan, compiled: Mapping[str, CompileResult]) -> str | None:
     """Return a note for the user on a kernel without `work` whose candidates differ in constants."""
     kernel, name = planned.kernel, planned.kernel.tunable.name
-    lacking = [each for each in planned.problems if lacks_work(kernel, each)]
+    lacking = [problem_plan for problem_plan in planned.problems if lacks_work(kernel, problem_plan)]
     if not lacking:
         return None
-    products = [each for each in lacking if multiplies(each, compiled)]
+    products = [problem_plan for problem_plan in lacking if multiplies(problem_plan, compiled)]
     if not products:
         return (
             f"{name}: work is not declared; candidates are ranked as if each block loaded and stored its "
             "share of the arguments once"
         )
-    reason = next(filter(None, (_uncounted(kernel, each) for each in products)), None)
+    reason = next(filter(None, (_uncounted(kernel, problem_plan) for problem_plan in products)), None)
     if reason is None:
         return (
             f"{name}: work is not declared; candidates are ranked by the multiplications, loads and stores "
@@ -189,9 +192,11 @@ def _without_unranked(planned: SweepPlan, *, first_look: bool = False) -> SweepP
     first look.
     """
 
-    def kept(each: ProblemPlan) -> ProblemPlan:
-        whole = is_ranked(planned.kernel, each) or (not first_look and lacks_work(planned.kernel, each))
-        return each if whole else _with_candidates(each, (each.default,))
+    def kept(problem_plan: ProblemPlan) -> ProblemPlan:
+        whole = is_ranked(planned.kernel, problem_plan) or (
+            not first_look and lacks_work(planned.kernel, problem_plan)
+        )
+        return problem_plan if whole else _with_candidates(problem_plan, (problem_plan.default,))
 
     return replace(planned, problems=tuple(map(kept, planned.problems)))
 
@@ -199,22 +204,26 @@ def _without_unranked(planned: SweepPlan, *, first_look: bool = False) -> SweepP
 def first_look_plan(planned: SweepPlan) -> SweepPlan:
     """Keep a first look's candidates: each bucket's default, and others evenly spread."""
 
-    def kept(each: ProblemPlan) -> ProblemPlan:
-        others = [config for config in each.candidates if config != each.default]
-        return _with_candidates(each, (each.default, *spread(others, FIRST_LOOK_CANDIDATES - 1)))
+    def kept(problem_plan: ProblemPlan) -> ProblemPlan:
+        others = [config for config in problem_plan.candidates if config != problem_plan.default]
+        return _with_candidates(
+            problem_plan, (problem_plan.default, *spread(others, FIRST_LOOK_CANDIDATES - 1))
+        )
 
     ranked = _without_unranked(planned, first_look=True)
     return replace(planned, problems=tuple(map(kept, ranked.problems)))
 
 
-def _with_candidates(each: ProblemPlan, candidates: tuple[Config, ...]) -> ProblemPlan:
-    return replace(each, candidates=candidates, jobs={config: each.jobs[config] for config in candidates})
+def _with_candidates(problem_plan: ProblemPlan, candidates: tuple[Config, ...]) -> ProblemPlan:
+    return replace(
+        problem_plan, candidates=candidates, jobs={config: problem_plan.jobs[config] for config in candidates}
+    )
 
 
 def _predicts_more(table: Table, planned: SweepPlan) -> bool:
     """Return whether a table of the same code and compiler has a plan's buckets and more."""
     present = {entry.bucket for entry in table.entries}
-    return present > {each.problem for each in planned.problems} and not differences(
+    return present > {problem_plan.problem for problem_plan in planned.problems} and not differences(
         _sweep(planned, {}), table
     )
 
@@ -231,17 +240,17 @@ def predict(planned: SweepPlan, compiled: Mapping[str, CompileResult], progress:
     times: dict[Problem, dict[Config, Measurement]] = {}
     failures: dict[Problem, tuple[Failure, ...]] = {}
     reported: set[tuple[Config, str]] = set()
-    for each in planned.problems:
-        listed = shortlist(kernel, each, compiled, exhaustive=True)
-        grids = tuple(failure for failure in each.refused if failure.stage != "legal")
-        failures[each.problem] = (*grids, *listed.failures)
-        for failure in failures[each.problem]:
+    for problem_plan in planned.problems:
+        listed = shortlist(kernel, problem_plan, compiled, exhaustive=True)
+        grids = tuple(failure for failure in problem_plan.refused if failure.stage != "legal")
+        failures[problem_plan.problem] = (*grids, *listed.failures)
+        for failure in failures[problem_plan.problem]:
             if (failure.config, failure.message) not in reported:
                 reported.add((failure.config, failure.message))
                 progress.show(
-                    CandidateFailed(kernel=kernel.tunable.name, problem=each.problem, failure=failure)
+                    CandidateFailed(kernel=kernel.tunable.name, problem=problem_plan.problem, failure=failure)
                 )
-        times[each.problem] = _edge_times(planned, each, listed, compiled)
+        times[problem_plan.problem] = _edge_times(planned, problem_plan, listed, compiled)
     return Predicted(sweep=_sweep(planned, times), failures=failures)
 
 
@@ -261,7 +270,7 @@ def _sweep(planned: SweepPlan, times: Mapping[Problem, Mapping[Config, Measureme
         ),
         axes=tunable.axes,
         tiles=tunable.tiles,
-        defaults={each.problem: each.default for each in planned.problems},
+        defaults={problem_plan.problem: problem_plan.default for problem_plan in planned.problems},
         problems={problem: ProblemTimes(candidates=known) for problem, known in times.items()},
         evidence="predicted",
         least_gain=PREDICTED_GAIN,
@@ -282,11 +291,11 @@ def predicted_table(
     keep = tuple(entry.bucket for entry in kept.entries) if kept is not None else ()
     portfolio = settle_portfolio(sweep, kept, keep=keep)
     inside: dict[Problem, ProblemTimes] = {}
-    for each in planned.problems:
-        configs = tuple(dict.fromkeys([*portfolio, each.default]))
-        timed = sweep.problems[each.problem].candidates
-        for problem in sizes_inside(planned.kernel.tunable.axes, each.problem):
-            known = _times(planned, each, problem, [c for c in configs if c in timed], compiled)
+    for problem_plan in planned.problems:
+        configs = tuple(dict.fromkeys([*portfolio, problem_plan.default]))
+        timed = sweep.problems[problem_plan.problem].candidates
+        for problem in sizes_inside(planned.kernel.tunable.axes, problem_plan.problem):
+            known = _times(planned, problem_plan, problem, [c for c in configs if c in timed], compiled)
             inside[problem] = ProblemTimes(portfolio=known)
     defaults = {problem: planned.kernel.tunable.default_config(sweep.arch, problem) for problem in inside}
     complete = replace(sweep, problems={**sweep.problems, **inside}, defaults={**defaults, **sweep.defaults})
@@ -329,22 +338,22 @@ def _compiled(planned: SweepPlan, feed: CompileFeed, progress: Progress) -> Mapp
 
 
 def _edge_times(
-    planned: SweepPlan, each: ProblemPlan, listed: Shortlist, compiled: Mapping[str, CompileResult]
+    planned: SweepPlan, problem_plan: ProblemPlan, listed: Shortlist, compiled: Mapping[str, CompileResult]
 ) -> dict[Config, Measurement]:
     """Return the model's times of the remaining candidates; of the default if it cannot rank them."""
     if listed.predicted_us:
         return {config: _as_time(config, us) for config, us in listed.predicted_us.items()}
-    if each.default not in listed.configs:
+    if problem_plan.default not in listed.configs:
         return {}
-    if _derivation(planned.kernel, each, compiled) is not None:
-        times = _times(planned, each, each.problem, list(listed.configs), compiled)
+    if _derivation(planned.kernel, problem_plan, compiled) is not None:
+        times = _times(planned, problem_plan, problem_plan.problem, list(listed.configs), compiled)
         return dict(sorted(times.items(), key=lambda item: item[1].mean_us))
-    return _times(planned, each, each.problem, [each.default], compiled)
+    return _times(planned, problem_plan, problem_plan.problem, [problem_plan.default], compiled)
 
 
 def _times(
     planned: SweepPlan,
-    each: ProblemPlan,
+    problem_plan: ProblemPlan,
     problem: Problem,
     configs: list[Config],
     compiled: Mapping[str, CompileResult],
@@ -355,10 +364,10 @@ def _times(
     edge's for all 96 configs of a matmul on sm_90.
     """
     kernel = planned.kernel
-    launched = _derivation(kernel, each, compiled) or kernel.launched
+    launched = _derivation(kernel, problem_plan, compiled) or kernel.launched
     times = {}
     for config in configs:
-        result = compiled[each.jobs[config].key]
+        result = compiled[problem_plan.jobs[config].key]
         if isinstance(result, Compiled) and kernel.tunable.refusal(config, kernel.arch, problem) is None:
             try:
                 facts = launched(problem, config)

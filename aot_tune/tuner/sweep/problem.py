@@ -46,23 +46,29 @@ class ProblemPass:
     Args:
         state: The shared state of the kernel's sweep.
         budget: Decides when it is too late.
-        each: The problem and its configs.
+        problem_plan: The problem and its configs.
         seat: The GPU.
         extra: Whether the problem's bucket is served without it, too.
     """
 
     def __init__(
-        self, state: KernelState, budget: Budget, each: ProblemPlan, seat: Seat, *, extra: bool = False
+        self,
+        state: KernelState,
+        budget: Budget,
+        problem_plan: ProblemPlan,
+        seat: Seat,
+        *,
+        extra: bool = False,
     ) -> None:
-        self._state, self._budget, self._each, self._seat = state, budget, each, seat
-        self._problem, self._results, self._extra = each.problem, state.results, extra
+        self._state, self._budget, self._each, self._seat = state, budget, problem_plan, seat
+        self._problem, self._results, self._extra = problem_plan.problem, state.results, extra
 
     # The three passes ---------------------------------------------------------------------------------------
 
     def candidates(self) -> None:
         """Time the shortlist at an edge."""
-        each, listed = self._each, self._listed()
-        keep = [each.default, *([each.incumbent] if each.incumbent else [])]
+        problem_plan, listed = self._each, self._listed()
+        keep = [problem_plan.default, *([problem_plan.incumbent] if problem_plan.incumbent else [])]
         times, states, finals = self._timed("candidates", listed.configs, keep)
         times.update(as_of_first_run(times, finals))
         # Configs that launch the same code the same way take the same time: one measurement counts for both.
@@ -101,20 +107,26 @@ class ProblemPass:
 
     def _listed(self) -> Listed:
         """Return the candidates to measure, from the journal or after compiling all."""
-        each, state = self._each, self._state
-        known = state.known_list(each)
+        problem_plan, state = self._each, self._state
+        known = state.known_list(problem_plan)
         if known is not None:
             return known
-        self._budget.check("candidates", each, extra=self._extra)
-        compiled = state.compiled("candidates", each, each.candidates, self._seat.gpu, self._seat.check)
+        self._budget.check("candidates", problem_plan, extra=self._extra)
+        compiled = state.compiled(
+            "candidates", problem_plan, problem_plan.candidates, self._seat.gpu, self._seat.check
+        )
         with state.lock:
-            chosen = shortlist(state.plan.kernel, each, compiled, exhaustive=state.exhaustive)
+            chosen = shortlist(state.plan.kernel, problem_plan, compiled, exhaustive=state.exhaustive)
         for failure in chosen.failures:
             state.failed("compile", self._problem, failure)
         listed = Listed(configs=chosen.configs, twins=chosen.twins)
         if state.broken() is None:
             self._results.write_listed(
-                self._problem, each.candidates, listed, exhaustive=state.exhaustive, gpu=self._seat.gpu
+                self._problem,
+                problem_plan.candidates,
+                listed,
+                exhaustive=state.exhaustive,
+                gpu=self._seat.gpu,
             )
         return listed
 
@@ -211,11 +223,11 @@ class ProblemPass:
 
     def _cubins(self, step: Step, configs: Sequence[Config]) -> dict[Config, Path | None]:
         """Return the configs' cubins; None where a config did not compile."""
-        each, seat = self._each, self._seat
-        results = self._state.compiled(step, each, configs, seat.gpu, seat.check)
+        problem_plan, seat = self._each, self._seat
+        results = self._state.compiled(step, problem_plan, configs, seat.gpu, seat.check)
         cubins: dict[Config, Path | None] = {}
         for config in configs:
-            result = results[each.jobs[config].key]
+            result = results[problem_plan.jobs[config].key]
             cubins[config] = result.path if isinstance(result, Compiled) else None
         return cubins
 

@@ -314,9 +314,10 @@ def measure_kernel(
         refusals=published.refusals,
         unopened=tuple(f"{problem}: {reason}" for problem, reason in swept.unopened.items()),
         unreached=tuple(
-            f"{each.problem} " + ("has no entry" if table.entry(each.problem) is None else "keeps its entry")
-            for each in planned.problems
-            if each.problem in swept.unreached
+            f"{problem_plan.problem} "
+            + ("has no entry" if table.entry(problem_plan.problem) is None else "keeps its entry")
+            for problem_plan in planned.problems
+            if problem_plan.problem in swept.unreached
         ),
         disturbed=tuple(
             f"{entry.bucket}: {entry.disturbed}" for entry in table.entries if entry.disturbed is not None

@@ -98,13 +98,13 @@ class KernelState:
 
     # Compilations -------------------------------------------------------------------------------------------
 
-    def jobs(self, step: Step, each: ProblemPlan) -> list[CompileJob]:
+    def jobs(self, step: Step, problem_plan: ProblemPlan) -> list[CompileJob]:
         """Return a step's compilations for a problem."""
-        known = self.known_list(each) if step == "candidates" else None
+        known = self.known_list(problem_plan) if step == "candidates" else None
         if known is None:
-            return list(each.jobs.values())
-        left = (c for c in known.configs if self.results.outcome(step, each.problem, c) is None)
-        return [each.jobs[config] for config in left]
+            return list(problem_plan.jobs.values())
+        left = (c for c in known.configs if self.results.outcome(step, problem_plan.problem, c) is None)
+        return [problem_plan.jobs[config] for config in left]
 
     def submit(self, jobs: Iterable[CompileJob]) -> None:
         """Submit jobs to the compilers, except jobs with a permanent failure in the journal."""
@@ -127,13 +127,18 @@ class KernelState:
         return self._feed.ready(keys)
 
     def compiled(
-        self, step: Step, each: ProblemPlan, configs: Iterable[Config], gpu: str, check: Callable[[], None]
+        self,
+        step: Step,
+        problem_plan: ProblemPlan,
+        configs: Iterable[Config],
+        gpu: str,
+        check: Callable[[], None],
     ) -> Mapping[str, CompileResult]:
         """Wait for the compilations of some configs, and write them to the journal.
 
         Args:
             step: The step that needs them.
-            each: The problem.
+            problem_plan: The problem.
             configs: The configs.
             gpu: The uuid of the GPU that waits.
             check: Called repeatedly while waiting; raises to end it.
@@ -141,10 +146,10 @@ class KernelState:
         Returns:
             Job key to result.
         """
-        needed = {each.jobs[config].key: config for config in configs}
+        needed = {problem_plan.jobs[config].key: config for config in configs}
         missing = needed.keys() - self._compiled.keys()
         if missing:
-            self.submit(each.jobs[needed[key]] for key in missing)
+            self.submit(problem_plan.jobs[needed[key]] for key in missing)
             missing -= self._compiled.keys()
             results = self._feed.wait(missing, check)
             with self.lock:
@@ -153,7 +158,7 @@ class KernelState:
         # Where nothing compiles, the compiler or the kernel is to blame, and a repair must take effect.
         if self.broken() is None:
             for key, config in needed.items():
-                self.results.write_compiled(step, each.problem, config, self._compiled[key], gpu=gpu)
+                self.results.write_compiled(step, problem_plan.problem, config, self._compiled[key], gpu=gpu)
         return {key: self._compiled[key] for key in needed}
 
     def broken(self) -> str | None:
@@ -163,11 +168,11 @@ class KernelState:
         with self.lock:
             return compiles_nowhere(self._compiled.values())
 
-    def known_list(self, each: ProblemPlan) -> Listed | None:
+    def known_list(self, problem_plan: ProblemPlan) -> Listed | None:
         """Return the shortlist in the journal, unless a compilation is done again that may change it."""
-        if any(self.results.is_redone(job.key) for job in each.jobs.values()):
+        if any(self.results.is_redone(job.key) for job in problem_plan.jobs.values()):
             return None
-        return self.results.listed(each.problem, each.candidates, exhaustive=self.exhaustive)
+        return self.results.listed(problem_plan.problem, problem_plan.candidates, exhaustive=self.exhaustive)
 
     # Progress and failures ----------------------------------------------------------------------------------
 
