@@ -1,1 +1,1 @@
-"""Choose the config of a problem: the nearest bucket, the estimate between sizes, the ladder, a batch."""
+"""Choose the config of a problem: nearest bucket, estimate between sizes, ladder, one for every batch."""

@@ -1,7 +1,7 @@
-"""Choose one config for every size of a batch, so that a row's bits do not depend on it.
+"""Choose one config for every size of a batch, so that a row's bits do not depend on the batch.
 
-Effects are passed in. Nothing is searched and no cache is read: the choice is the tables' and the
-declaration's alone. What is compiled ahead holds it too.
+Effects are passed in. Nothing is searched and no cache is read: the choice depends on the tables and the
+declaration alone. Archives compiled ahead hold its cubins too.
 """
 
 from __future__ import annotations
@@ -28,67 +28,68 @@ from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
 Refusal = Callable[[Config, Problem], "str | None"]
-"""A function that says why a config may not run for a problem, or that a row's bits depend on the batch with
-it; None where neither is so."""
+"""Function that returns why a config may not run for a problem, or that with it a row's bits depend on the
+batch; None where neither applies."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Ranked:
-    """A config with what it costs over all measured sizes of a batch."""
+    """Config with its worst regret over all measured sizes of a batch."""
 
     config: Config
-    """The config."""
+    """Config whose regret is given."""
 
     regret: float
-    """The worst t / t_best - 1 over the sizes at which it has a time; 0 where it has none."""
+    """Worst t / t_best - 1 over the sizes at which the config has a time; 0 without any."""
 
     worst_at: Mapping[str, int]
-    """The size of that regret, by axis; empty where there is none."""
+    """Size of the worst regret, by axis; empty without any time."""
 
     sizes: int
-    """The number of sizes that were measured."""
+    """Number of measured sizes."""
 
     untimed: int
-    """The number of these at which it has no time, because it counted as unsuitable there."""
+    """Number of measured sizes at which the config has no time, because it counted as unsuitable."""
 
 
 def without_batch(tunable: Declaration, problem: Problem) -> Problem:
-    """A problem without its sizes on the batch axes: what the choice depends on."""
+    """Return a problem without its sizes on the batch axes; the choice depends on the rest."""
     return Problem({name: value for name, value in problem.items() if name not in tunable.batch_axes})
 
 
 def other_axes(tunable: Declaration) -> Axes:
-    """The axes that are not batch axes."""
+    """Return the axes that are not batch axes."""
     return {name: axis for name, axis in tunable.axes.items() if name not in tunable.batch_axes}
 
 
 def every_batch(tunable: Declaration, problem: Problem) -> Iterator[Problem]:
-    """The problem at every bucket of the batch axes, from the largest declared one down to 1."""
-    largest = [max(edge(one.size(name)) for one in tunable.typical_problems) for name in tunable.batch_axes]
+    """Yield the problem at every bucket of the batch axes, from the largest declared one down to 1."""
+    typical = tunable.typical_problems
+    largest = [max(edge(declared.size(name)) for declared in typical) for name in tunable.batch_axes]
     sizes = ([1 << power for power in range(size.bit_length() - 1, -1, -1)] for size in largest)
     for values in itertools.product(*sizes):
         yield problem.replaced(**dict(zip(tunable.batch_axes, values, strict=True)))
 
 
 def refused_somewhere(tunable: Declaration, problem: Problem, config: Config, refusal: Refusal) -> str | None:
-    """Why a config cannot serve a problem at every size of its batch; None where it can.
+    """Return why a config cannot serve a problem at every size of its batch; None where it can.
 
     Args:
         tunable: The declaration.
-        problem: The problem; the sizes of its batch do not count.
+        problem: The problem; its sizes on the batch axes do not count.
         config: The config.
-        refusal: Why a config may not run for a problem, or is not the same for every batch.
+        refusal: Returns why a config may not run for a problem, or depends on the batch.
     """
-    for one in every_batch(tunable, problem):
-        if reason := refusal(config, one):
-            return f"{one}: {reason}"
+    for sized in every_batch(tunable, problem):
+        if reason := refusal(config, sized):
+            return f"{sized}: {reason}"
     return None
 
 
 def ranked(tunable: Declaration, arch: Arch, entries: Iterable[tuple[Entry, Table]]) -> tuple[Ranked, ...]:
-    """The configs of some buckets' tables, those with the least worst regret first.
+    """Rank the configs of some buckets' tables by their worst regret, least first.
 
-    A config that has no time at some sizes comes after those that have one at more of them. Ties keep the
+    A config without a time at some sizes comes after configs with times at more sizes. Ties keep the
     portfolio's order.
 
     Args:
@@ -103,15 +104,15 @@ def ranked(tunable: Declaration, arch: Arch, entries: Iterable[tuple[Entry, Tabl
         for point in map(in_worst_state, entry.points):
             problem = entry.bucket.replaced(**point.size)
             columns = (*table.portfolio, tunable.default_config(arch, problem))
-            # Of a default that is in the portfolio too, the portfolio's time counts.
+            # For a default that is in the portfolio too, the portfolio's time counts.
             times = {
                 config: us
                 for config, us in reversed([*zip(columns, point.us, strict=True)])
                 if us is not None
             }
             sizes.append((problem, times))
-    every = [_ranked(tunable.batch_axes, config, sizes) for config in configs]
-    return tuple(sorted(every, key=lambda one: (one.untimed, round(one.regret, 9))))
+    results = [_ranked(tunable.batch_axes, config, sizes) for config in configs]
+    return tuple(sorted(results, key=lambda result: (result.untimed, round(result.regret, 9))))
 
 
 def _ranked(
@@ -120,7 +121,7 @@ def _ranked(
     regrets = [
         (times[config] / min(times.values()) - 1, problem) for problem, times in sizes if config in times
     ]
-    regret, worst = max(regrets, key=lambda one: one[0], default=(0.0, None))
+    regret, worst = max(regrets, key=lambda pair: pair[0], default=(0.0, None))
     return Ranked(
         config=config,
         regret=regret,
@@ -133,8 +134,8 @@ def _ranked(
 def default_for_every_batch(
     tunable: Declaration, arch: Arch, problem: Problem, refusal: Refusal
 ) -> Config | None:
-    """The default of the largest batch whose default may run at every size of it; None where none may."""
-    defaults = (tunable.default_config(arch, one) for one in every_batch(tunable, problem))
+    """Return the default of the largest batch whose default may run at every size; None where none may."""
+    defaults = (tunable.default_config(arch, sized) for sized in every_batch(tunable, problem))
     for config in dict.fromkeys(defaults):
         if refused_somewhere(tunable, problem, config, refusal) is None:
             return config
@@ -142,11 +143,11 @@ def default_for_every_batch(
 
 
 _MOST_KEPT = 4096
-"""The most choices that are kept: as many as plans of launches."""
+"""Most choices that are kept, as many as plans of launches."""
 
 
 class BatchInvariant:
-    """The choices of one declaration on one arch that hold for every size of a batch."""
+    """Choices of a declaration on an arch that hold for every size of a batch."""
 
     def __init__(self, index: Index, legality: Legality) -> None:
         self._tunable = tunable = legality.tunable
@@ -158,20 +159,20 @@ class BatchInvariant:
         self._axes = " and ".join(tunable.batch_axes)
 
     def choice(self, problem: Problem, options: Options, unfit: Unfit | None = None) -> Choice:
-        """Choose the config that serves a problem and all that differ from it in the batch alone.
+        """Choose the config for a problem and all problems that differ from it in the batch alone.
 
-        1. the tables' buckets of the same other sizes, whatever their batch: the config whose worst regret
-           over them is least, of those that may run at every size and that the declaration's `invariant`
-           does not refuse
-        2. the same of the buckets whose other sizes are nearest, at most one doubling away on each axis
-        3. a miss, where there are no such buckets: the same of the nearest ones at any distance, unless
+        1. the tables' buckets with equal other sizes, of any batch: the config with the least worst regret
+           over them, of the configs that may run at every size and that the declaration's `invariant` does
+           not refuse
+        2. as 1, for the buckets whose other sizes are nearest, at most one doubling away on each axis
+        3. a miss, where there are no such buckets: as 1, for the nearest buckets at any distance, unless
            `options.on_miss` is ``default``
         4. the default of the largest batch whose default may run at every size
 
         Args:
-            problem: What is launched.
-            options: What is asked; nothing is searched.
-            unfit: Why a legal config cannot run on this very GPU; None where that is not asked yet.
+            problem: The launched problem.
+            options: The options of the choice; nothing is searched.
+            unfit: Returns why a legal config cannot run on this particular GPU; None without this check.
 
         Raises:
             LaunchError: No config may run at every size.
@@ -192,17 +193,17 @@ class BatchInvariant:
         return choice
 
     def ranking(self, problem: Problem) -> tuple[Ranked, ...]:
-        """What each config of the nearest buckets' tables costs over all sizes of the batch, best first."""
+        """Rank the configs of the nearest buckets' tables by their regret over all sizes of the batch."""
         group = self._group(without_batch(self._tunable, bucket_of(self._tunable.axes, problem)), math.inf)
         return self._ranked(self._matches(group))
 
     def refusal(self, config: Config, problem: Problem) -> str | None:
-        """Why a config cannot serve a problem at every size of its batch; None where it can."""
+        """Return why a config cannot serve a problem at every size of its batch; None where it can."""
         bucket = bucket_of(self._tunable.axes, problem)
         return refused_somewhere(self._tunable, bucket, config, self._refused)
 
     def _new_choice(self, problem: Problem, bucket: Problem, options: Options, unfit: Unfit | None) -> Choice:
-        """Choose for all problems of these other sizes: nothing here depends on the batch of `problem`."""
+        """Choose for all problems of these other sizes, independent of the batch of `problem`."""
         asked_default, on_miss = options.asked_default, options.on_miss
 
         def refusal(config: Config, at: Problem) -> str | None:
@@ -213,7 +214,7 @@ class BatchInvariant:
             if choice := self._of_tables(bucket, NEAR_DOUBLINGS, "invariant", refusal):
                 return choice
             if not tuned and on_miss == "error":
-                # It raises for a size that no config can run, of which tuning would make no other.
+                # It raises for a size that no config can run: tuning would not help.
                 self._tunable.default_config(self._arch, problem)
                 raise miss_error(self._tunable, self._arch, problem)
             far = not tuned and on_miss != "default"
@@ -226,7 +227,7 @@ class BatchInvariant:
             refused = refused_somewhere(self._tunable, bucket, default, refusal)
             raise LaunchError(
                 f"{self._tunable.name}: no config of {self._arch} may run {problem} at every size of "
-                f"{self._axes}, so that none keeps a row's bits; the default, {default}, is refused at "
+                f"{self._axes}, so no config keeps a row's bits; the default, {default}, is refused at "
                 f"{refused}; unset {environment.BATCH_INVARIANT}, or pass batch_invariant=False"
             )
         source: Source = "invariant" if asked_default or tuned else "default"
@@ -239,31 +240,29 @@ class BatchInvariant:
         reason = f"the default that serves every {self._axes}: {why}"
         return Choice(config=config, source=source, why=lambda: reason)
 
-    def _of_tables(
-        self, bucket: Problem, within: float, source: Source, refusal: Callable[[Config, Problem], str | None]
-    ) -> Choice | None:
+    def _of_tables(self, bucket: Problem, within: float, source: Source, refusal: Refusal) -> Choice | None:
         wanted = without_batch(self._tunable, bucket)
         group = self._group(wanted, within)
         matches = self._matches(group)
-        for one in self._ranked(matches):
-            if refused_somewhere(self._tunable, bucket, one.config, refusal) is None:
-                why = partial(self._reason, one, matches[0], group, wanted)
-                return Choice(config=one.config, source=source, why=why)
+        for result in self._ranked(matches):
+            if refused_somewhere(self._tunable, bucket, result.config, refusal) is None:
+                why = partial(self._reason, result, matches[0], group, wanted)
+                return Choice(config=result.config, source=source, why=why)
         return None
 
     def _refused(self, config: Config, problem: Problem) -> str | None:
-        """Why a config may not run for a problem, or is not the same for every batch."""
-        return self._may_not_run(config, problem) or self._said(self._tunable.batch_refusal, config, problem)
+        """Return why a config may not run for a problem, or depends on the batch."""
+        if reason := self._may_not_run(config, problem):
+            return reason
+        return self._checked(self._tunable.batch_refusal, config, problem)
 
     def _may_not_run(self, config: Config, problem: Problem) -> str | None:
-        return self._said(self._legality.refusal, config, problem)
+        return self._checked(self._legality.refusal, config, problem)
 
-    def _said(
-        self, asked: Callable[[Config, Problem], str | None], config: Config, problem: Problem
-    ) -> str | None:
-        """What a function of the declaration says; that it raises, where it does."""
+    def _checked(self, check: Refusal, config: Config, problem: Problem) -> str | None:
+        """Return the result of a function of the declaration; a reason too where it raises."""
         try:
-            return asked(config, problem)
+            return check(config, problem)
         except Exception as error:
             self._legality.failed(error, problem, str(config))
             return f"the declaration raises {type(error).__name__}"
@@ -289,21 +288,21 @@ class BatchInvariant:
         return nearest([wanted.size(name) for name in axes], places, within)
 
     def _by_group(self) -> dict[Problem, tuple[Match, ...]]:
-        """The entries of all tables by their buckets without the batch."""
+        """Group the entries of all tables by their buckets without the batch."""
         groups = self._groups
         if groups is None:
-            made: dict[Problem, list[Match]] = {}
+            lists: dict[Problem, list[Match]] = {}
             for match in self._index.matches():
-                made.setdefault(without_batch(self._tunable, match.entry.bucket), []).append(match)
-            groups = self._groups = {group: tuple(found) for group, found in made.items()}
+                lists.setdefault(without_batch(self._tunable, match.entry.bucket), []).append(match)
+            groups = self._groups = {group: tuple(matches) for group, matches in lists.items()}
         return groups
 
-    def _reason(self, one: Ranked, match: Match, group: Problem | None, wanted: Problem) -> str:
-        worst = ",".join(f"{name}={size}" for name, size in one.worst_at.items())
-        untimed = f", {one.untimed} of them without a time of it" if one.untimed else ""
+    def _reason(self, result: Ranked, match: Match, group: Problem | None, wanted: Problem) -> str:
+        worst = ",".join(f"{name}={size}" for name, size in result.worst_at.items())
+        untimed = f", {result.untimed} of them without a time of it" if result.untimed else ""
         assert group is not None
         where = "" if group == wanted else f" of the nearest buckets, {named(group)},"
         return (
-            f"one config for every {self._axes}: its worst regret over {one.sizes} sizes{untimed}{where} is "
-            f"{one.regret:.1%}, at {worst or 'none'}, in {match.path}"
+            f"one config for every {self._axes}: its worst regret over {result.sizes} sizes{untimed}{where} "
+            f"is {result.regret:.1%}, at {worst or 'none'}, in {match.path}"
         )

@@ -1,4 +1,4 @@
-"""A choice: what is asked, the answer and its reason, and the messages of a miss. Pure."""
+"""Choice of a config: options, result and reason, and the messages of a miss. Pure."""
 
 from __future__ import annotations
 
@@ -18,31 +18,31 @@ from aot_tune.values.problem import Problem, problem_option
 Source = Literal[
     "given", "asked default", "invariant", "own", "cached", "nearest", "searched", "far", "default"
 ]
-"""Where a config came from: steps 1, 1, 1, 2, 2, 3, 4, 4 and 5 of `resolve`."""
+"""Source of a config: steps 1, 1, 1, 2, 2, 3, 4, 4 and 5 of `resolve`."""
 
 MISSES: frozenset[Source] = frozenset({"searched", "far", "default"})
-"""The sources that mean that nothing was tuned for the problem or near it."""
+"""Sources of a choice where nothing was tuned for the problem or near it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Choice:
-    """The config that a problem gets, and why."""
+    """Config that a problem gets, and why."""
 
     config: Config
-    """The config to run."""
+    """Config to run."""
 
     source: Source
-    """The step of `resolve` that gave it."""
+    """Step of `resolve` that gave the config."""
 
     why: Callable[[], str] = field(compare=False, repr=False)
-    """Makes the text of `reason`; it is a function because few choices are asked for it."""
+    """Makes the text of `reason`; a function, because the reason of few choices is read."""
 
     entry: Entry | None = None
-    """The table's entry that gave it; None where no table did."""
+    """Table's entry that gave the config; None where no table did."""
 
     @property
     def reason(self) -> str:
-        """For people: the entry and point that gave the config, or what was missing."""
+        """Reason for the user: the entry and point that gave the config, or the missing table or entry."""
         return self.why()
 
     @property
@@ -53,28 +53,28 @@ class Choice:
 
 @dataclass(frozen=True, kw_only=True)
 class Options:
-    """What a process asks of a choice beside its problem."""
+    """Options of a choice in addition to its problem."""
 
     given: Config | None = None
-    """The config that the caller gives."""
+    """Config that the caller gives."""
 
     asked_default: bool = False
     """Whether AOT_TUNE_CONFIG asks for the default."""
 
     on_miss: OnMiss = "search"
-    """What AOT_TUNE_ON_MISS says."""
+    """Value of AOT_TUNE_ON_MISS."""
 
     sm_count: int | None = None
-    """Multiprocessors of the GPU that launches, by which waves are counted; None for those of the GPU that a
-    table was measured on."""
+    """Multiprocessors of the launching GPU, by which waves are counted; None for the GPU that a table was
+    measured on."""
 
     card: str | None = None
-    """Name of the GPU that launches; None for the one that a table was measured on. On any other, the bytes
-    that a config loads decide between those that overlap."""
+    """Name of the launching GPU; None for the GPU that a table was measured on. On other models, the bytes
+    that a config loads decide between configs whose estimates overlap."""
 
 
 def miss_error(tunable: Declaration, arch: Arch, problem: Problem) -> MissError:
-    """The error of a miss where AOT_TUNE_ON_MISS is ``error``."""
+    """Return the error of a miss where AOT_TUNE_ON_MISS is ``error``."""
     return MissError(
         f"no tuned config for {tunable.name} {named(problem)} on {arch}, and "
         f"{environment.ON_MISS}=error; tune it: {tune_command(tunable, arch, problem)}"
@@ -82,7 +82,7 @@ def miss_error(tunable: Declaration, arch: Arch, problem: Problem) -> MissError:
 
 
 def miss_message(tunable: Declaration, arch: Arch, problem: Problem, choice: Choice) -> str:
-    """The one-line warning for a problem that nothing was tuned for."""
+    """Return the one-line warning for a problem that nothing was tuned for."""
     return (
         f"no tuned config for {tunable.name} {named(problem)} on {arch}; took {choice.config} "
         f"({choice.reason}); tune it: {tune_command(tunable, arch, problem)}"
@@ -90,11 +90,11 @@ def miss_message(tunable: Declaration, arch: Arch, problem: Problem, choice: Cho
 
 
 def tune_command(tunable: Declaration, arch: Arch, problem: Problem) -> str:
-    """The command that tunes one problem."""
+    """Return the command that tunes a problem."""
     values = problem_option(problem)
     return f"aot-tune tune {tunable.name} --arch {arch}{tunable.module_option} --problem {values}"
 
 
 def named(problem: Problem) -> str:
-    """A problem in messages: ``M=300 N=4096 dtype=bfloat16``."""
+    """Return a problem's text in messages: ``M=300 N=4096 dtype=bfloat16``."""
     return problem_option(problem).replace(",", " ")

@@ -1,4 +1,4 @@
-"""Find an entry of the loaded tables fast: of a problem's own bucket, or of the nearest. Pure."""
+"""Find an entry of the loaded tables fast: of a problem's own bucket or the nearest. Pure."""
 
 from __future__ import annotations
 
@@ -16,25 +16,25 @@ from aot_tune.values.problem import Problem
 
 @dataclass(frozen=True, kw_only=True)
 class Match:
-    """An entry and the table that holds it."""
+    """Entry with the table that holds it."""
 
     entry: Entry
-    """The entry."""
+    """Entry of a bucket."""
 
     table: Table
-    """The table without the entries that may not be used."""
+    """Table without the entries that may not be used."""
 
     path: Path
-    """The file that it was read from."""
+    """File of the table."""
 
 
 class Index:
-    """The entries of all tables of one kernel on one arch, in reading order.
+    """Entries of all tables of a kernel on an arch, in reading order.
 
     Args:
         axes: The kernel's axes.
         tiles: The declaration's `tiles`, or None.
-        tables: The files and their tables in reading order; of several that have a bucket, the first counts.
+        tables: The files and their tables in reading order; of several with a bucket, the first counts.
     """
 
     def __init__(self, axes: Axes, tiles: Tiles | None, tables: Mapping[Path, Table]) -> None:
@@ -66,23 +66,23 @@ class Index:
         self._at_edges.setdefault((classes, edges), []).append(match)
 
     def own(self, problem: Problem) -> Match | None:
-        """The entry of the problem's own bucket."""
+        """Return the entry of the problem's own bucket."""
         return self._own.get(self.bucket_of(problem))
 
     def matches(self) -> Iterable[Match]:
-        """All entries, each bucket's once, in reading order."""
+        """Return all entries, one per bucket, in reading order."""
         return self._own.values()
 
     def bucket_of(self, problem: Problem) -> Problem:
-        """The problem's bucket. The last answer is kept, since one choice asks several times."""
-        asked, bucket = self._last
-        if asked is not problem:
+        """Return the problem's bucket; the last answer is kept, since a choice needs it several times."""
+        last, bucket = self._last
+        if last is not problem:
             bucket = problem.replaced(**{name: edge(problem.size(name)) for name in self._pow2})
             self._last = (problem, bucket)
         return bucket
 
     def nearest(self, problem: Problem, within: float) -> Match | None:
-        """The entry of the same classes whose bucket is nearest: `aot_tune.choose.nearest`."""
+        """Return the entry of the same classes with the nearest bucket (`aot_tune.choose.nearest`)."""
         classes, sizes, edges = self._key_of(self.bucket_of(problem))
         candidates = self._candidates.get((classes, edges, within))
         if candidates is None:
@@ -93,29 +93,31 @@ class Index:
         return nearest(sizes, candidates, within)
 
     def _new_candidates(self, classes: Classes, sizes: Sizes, within: float) -> Places[Match]:
-        """The nearest bucket of each group of buckets with equal sizes on the Exact axes.
+        """Return the nearest bucket of each group of buckets with equal sizes on the Exact axes.
 
-        Buckets of a group are equally far on the Exact axes, so the edges alone decide among them. There are
-        few edges, so the answers are kept: to look at a hundred buckets takes several times as long.
+        Buckets of a group are equally far on the Exact axes, so the edges alone decide between them. There
+        are few edges, so the answers are kept: a scan of a hundred buckets takes several times as long.
         """
         groups = self._groups_of.get(classes)
         if groups is None:
             matches = self._groups.get(classes, {}).values()
-            groups = [Places((self._sizes_of(one.entry.bucket), one) for one in group) for group in matches]
+            groups = [
+                Places((self._sizes_of(match.entry.bucket), match) for match in group) for group in matches
+            ]
             if groups:
                 self._groups_of[classes] = groups
         candidates = []
         for group in groups:
             at_edges = zip(sizes, group.sizes[0], self._is_exact, strict=True)
-            here = [own if exact else size for size, own, exact in at_edges]
-            if (closest := nearest(here, group, within)) is not None:
+            wanted = [own if exact else size for size, own, exact in at_edges]
+            if (closest := nearest(wanted, group, within)) is not None:
                 candidates.append((self._sizes_of(closest.entry.bucket), closest))
         return Places(candidates)
 
     def beside(self, match: Match, default_at: DefaultAt) -> tuple[BucketRule, ...]:
-        """The rules of up to `MOST_BESIDE` buckets beside an entry's, the nearest first; they are found once.
+        """Return the rules of up to `MOST_BESIDE` neighbouring buckets, nearest first; found once.
 
-        They are of the same table and classes and have the same edges, and other sizes on the Exact axes.
+        They are of the same table, classes and edges, with other sizes on the Exact axes.
         """
         beside = self._beside.get(id(match.entry))
         if beside is None:
@@ -130,7 +132,7 @@ class Index:
         return beside
 
     def rule(self, match: Match, default_at: DefaultAt) -> BucketRule:
-        """The rule near this entry's bucket; it is made once.
+        """Return the rule near this entry's bucket; made once.
 
         Args:
             match: The entry.
@@ -146,9 +148,9 @@ class Index:
         return tuple([bucket.size(name) for name in self._axes])
 
     def _key_of(self, bucket: Problem) -> tuple[Classes, Sizes, Sizes]:
-        """A bucket's classes, sizes and edges. The last answer is kept, since a miss asks twice."""
-        asked, classes, sizes, edges = self._last_key
-        if asked is not bucket:
+        """Return a bucket's classes, sizes and edges; the last answer is kept: a miss needs it twice."""
+        last, classes, sizes, edges = self._last_key
+        if last is not bucket:
             classes, sizes = classes_of(self._axes, bucket), self._sizes_of(bucket)
             edges = tuple([bucket.size(name) for name in self._pow2])
             self._last_key = (bucket, classes, sizes, edges)
@@ -156,4 +158,4 @@ class Index:
 
 
 _MOST_CLOSEST = 1024
-"""The most answers that are kept, enough for the edges of two axes; beyond it all are dropped."""
+"""Most answers that are kept, enough for the edges of two axes; beyond it all are dropped."""

@@ -1,6 +1,6 @@
-"""Judge the rule between measured sizes by a table's own points: each is told as if it had not been measured.
+"""Judge the rule between measured sizes on a table's points, each left out in turn. Uses no file or GPU.
 
-`near_exponent` chooses by it how a table's times are carried to sizes near its buckets. Uses no file or GPU.
+`near_exponent` chooses by the result how a table's times carry over to sizes near its buckets.
 """
 
 from __future__ import annotations
@@ -27,20 +27,21 @@ from aot_tune.values.problem import Problem
 
 
 class Left(NamedTuple):
-    """What is left at a size, as t / t_best - 1; the best is the fastest of portfolio and default there."""
+    """Regrets at a size, t / t_best - 1; the best is the fastest of portfolio and default at the size."""
 
     chosen: float
-    """The regret of the rule's choice."""
+    """Regret of the rule's choice."""
 
     default: float
-    """The regret of the default."""
+    """Regret of the default."""
 
 
 def inside(tunable: Declaration, table: Table) -> Iterator[Left]:
-    """Leave each point out that is no edge, and tell it from the others of its bucket."""
+    """Leave out each point that is no edge, and choose from the other points of its bucket."""
     default_at = partial(tunable.default_config, table.arch)
     for entry, point in _points(table):
-        problem, others = _at(entry, point), tuple(one for one in entry.points if one is not point)
+        problem = _at(entry, point)
+        others = tuple(other for other in entry.points if other is not point)
         times = _times(tunable, table, entry, point)
         if not others or point is entry.points[-1] or default_at(problem) not in times:
             continue
@@ -51,19 +52,19 @@ def inside(tunable: Declaration, table: Table) -> Iterator[Left]:
 
 
 Exact = tuple[int, ...]
-"""The sizes of a problem on the Exact axes."""
+"""Sizes of a problem on the Exact axes."""
 
 
 def across(
     tunable: Declaration, table: Table, *, near: bool, shapes: Collection[Exact] | None = None
 ) -> Iterator[Left]:
-    """Leave out all entries with a size's sizes on the Exact axes, and tell it from the nearest buckets.
+    """Leave out all entries with equal sizes on the Exact axes, and choose from the nearest buckets.
 
     Args:
         tunable: The declaration.
         table: Its table.
-        near: Whether to yield the sizes whose nearest bucket is within one doubling, or the others.
-        shapes: The sizes on the Exact axes to leave out, each in turn; None for all of the table's.
+        near: Whether to yield the sizes whose nearest bucket is within one doubling, or all farther sizes.
+        shapes: The sizes on the Exact axes to leave out, each in turn; None for all in the table.
     """
     return (left for _, [left] in _across(tunable, [table], near=near, shapes=shapes))
 
@@ -71,7 +72,7 @@ def across(
 def _across(
     tunable: Declaration, tables: Sequence[Table], *, near: bool, shapes: Collection[Exact] | None = None
 ) -> Iterator[tuple[Entry, list[Left]]]:
-    """As `across`, each with the entry of the nearest bucket, and what is left by each of several tables.
+    """Yield as `across`, with the entry of the nearest bucket and the regrets by each of several tables.
 
     The tables differ in `Table.near_exponent` alone, so their entries are indexed once.
     """
@@ -90,37 +91,38 @@ def _across(
         index = indexes.get(shape)
         if index is None:
             index = indexes[shape] = _without(tunable, table, shape)
-        found = index.nearest(problem, NEAR_DOUBLINGS)
-        if (found is not None) != near:
+        match = index.nearest(problem, NEAR_DOUBLINGS)
+        if (match is not None) != near:
             continue
-        found = found or index.nearest(problem, math.inf)
-        if found is None:
+        match = match or index.nearest(problem, math.inf)
+        if match is None:
             continue
-        if id(found.entry) not in rules:
-            rules[id(found.entry)] = [rule_of(found.entry, one, tunable.tiles, default_at) for one in tables]
+        key = id(match.entry)
+        if key not in rules:
+            rules[key] = [rule_of(match.entry, other, tunable.tiles, default_at) for other in tables]
         lefts = []
-        for rule in rules[id(found.entry)]:
+        for rule in rules[key]:
             chosen = pick(
-                found.entry,
+                match.entry,
                 rule,
                 default,
                 problem,
                 times.__contains__,
                 where="near" if near else "far",
-                # Of these the points count, not their exponents.
-                beside=index.beside(found, default_at),
+                # Their points count, not their exponents.
+                beside=index.beside(match, default_at),
             )
             lefts.append(_left(times, chosen.config if chosen else None, default))
-        yield found.entry, lefts
+        yield match.entry, lefts
 
 
 def near_exponent(
     tunable: Declaration, table: Table, present: float | BySize | None = None
 ) -> float | BySize | None:
-    """Choose the `Table.near_exponent` with which the rule leaves least near the table's buckets.
+    """Choose the `Table.near_exponent` with the least regret of the rule near the table's buckets.
 
-    The present one stays unless another leaves clearly less in the geometric mean (`_CLEARLY`), so that noise
-    changes nothing; and two exponents must leave clearly less than each alone.
+    The present one stays unless the regret of another is clearly less in the geometric mean (`_CLEARLY`), so
+    that noise changes nothing. Two exponents must be clearly better than each alone.
 
     Args:
         tunable: The declaration.
@@ -134,13 +136,15 @@ def near_exponent(
     judged = set(sorted(shapes, key=lambda shape: zlib.crc32(repr(shape).encode()))[:_MOST_SHAPES])
     exponents = (None, *NEAR_EXPONENTS)
     tables = [dataclasses.replace(table, near_exponent=exponent) for exponent in exponents]
-    at_size: dict[float | None, dict[int, list[float]]] = {one: defaultdict(list) for one in exponents}
+    at_size: dict[float | None, dict[int, list[float]]] = {
+        exponent: defaultdict(list) for exponent in exponents
+    }
     for entry, lefts in _across(tunable, tables, near=True, shapes=judged):
         for exponent, at in zip(exponents, lefts, strict=True):
             at_size[exponent][size_of(table.axes, entry.bucket)].append(math.log1p(at.chosen))
     counts = {size: len(regrets) for size, regrets in sorted(at_size[None].items())}
     if not counts:
-        return None  # no size is near another's bucket: nothing speaks for the present one either
+        return None  # no size is near another's bucket: nothing supports the present one either
 
     def left(exponent: float | BySize | None) -> float:
         regrets: list[float] = []
@@ -159,14 +163,14 @@ def near_exponent(
 
 
 _FEWEST = 16
-"""Points on either side, at least, where small and large buckets have exponents of their own."""
+"""Fewest points on either side where small and large buckets have exponents of their own."""
 
 _CLEARLY = 0.0005
-"""The least difference of mean regrets that decides: a twentieth of a percent. Less is not worth a change
-that somebody has to review."""
+"""Least difference of mean regrets that decides: a twentieth of a percent. Less is not worth a change that
+has to be reviewed."""
 
 _MOST_SHAPES = 32
-"""Sizes on the Exact axes to judge by, at most: of thousands, each would take a tenth of a second."""
+"""Most sizes on the Exact axes to judge by: each takes a tenth of a second, and there may be thousands."""
 
 
 def _exact(table: Table, entry: Entry) -> Exact:
@@ -174,7 +178,7 @@ def _exact(table: Table, entry: Entry) -> Exact:
 
 
 def _without(tunable: Declaration, table: Table, shape: Exact) -> Index:
-    """The table's entries but for those with these sizes on the Exact axes."""
+    """Index the table's entries except those with these sizes on the Exact axes."""
     kept = tuple(entry for entry in table.entries if _exact(table, entry) != shape)
     rest = {Path("table.json"): dataclasses.replace(table, entries=kept)}
     return Index(tunable.axes, tunable.tiles, rest)
@@ -189,7 +193,7 @@ def _at(entry: Entry, point: Point) -> Problem:
 
 
 def _times(tunable: Declaration, table: Table, entry: Entry, point: Point) -> Mapping[Config, float]:
-    """The times of the configs that may run at a point."""
+    """Return the times of the configs that may run at a point."""
     problem = _at(entry, point)
     configs = (*table.portfolio, tunable.default_config(table.arch, problem))
     times: dict[Config, float] = {}

@@ -1,4 +1,4 @@
-"""Decide whether a config may run for a problem, and warn once where the declaration raises for it."""
+"""Decide whether a config may run for a problem; warn once where the declaration raises for it."""
 
 from __future__ import annotations
 
@@ -16,20 +16,20 @@ from aot_tune.values.text import described, shortened
 from aot_tune.warn import warn
 
 Unfit = Callable[[Config], "str | None"]
-"""Why a config cannot run on this very GPU; None where it can."""
+"""Function that returns why a config cannot run on this particular GPU; None where it can."""
 
 
 class Legality:
-    """Whether a config may run: it is legal and in the search space. There is one per declaration and arch.
+    """Decides whether a config is legal and in the search space. One per declaration and arch.
 
-    A config counts as in the search space where it is in that of the problem itself or of any declared
-    problem with the same classes (dtypes), because sizes without an entry run configs tuned for others.
-    Problems met before do not matter, so that ranks agree.
+    A config counts as in the search space where it is in the space of the problem itself or of any declared
+    problem with the same classes (dtypes), because sizes without an entry run configs tuned for other sizes.
+    Problems launched before do not matter, so that ranks agree.
 
     Attributes:
         tunable: The declaration.
         arch: The arch.
-        unfit: Why a legal config cannot run on this very GPU; None where that is not asked.
+        unfit: Returns why a legal config cannot run on this particular GPU; None without this check.
     """
 
     def __init__(self, tunable: Declaration, arch: Arch) -> None:
@@ -42,13 +42,13 @@ class Legality:
         self._failures: set[str] = set()
 
     def fitting(self, unfit: Unfit) -> Legality:
-        """The same for a GPU that may be smaller than others of its arch, as the slice of another is."""
+        """Return a copy for a GPU that may be smaller than others of its arch, such as a MIG slice."""
         smaller = copy(self)
         smaller.unfit = unfit
         return smaller
 
     def allows(self, config: Config, problem: Problem) -> bool:
-        """Whether a config may run for a problem, and fits this GPU; not where the declaration raises."""
+        """Whether a config may run for a problem and fits this GPU; False where the declaration raises."""
         try:
             if self.refusal(config, problem) is not None:
                 return False
@@ -58,8 +58,8 @@ class Legality:
             return False
 
     def refusal(self, config: Config, problem: Problem) -> str | None:
-        """Why a config may not run for a problem; None when it may."""
-        # First, because `legal` may only be asked about configs of a search space.
+        """Return why a config may not run for a problem; None where it may."""
+        # First, because `legal` may only be called with configs of a search space.
         if not self._in_space(config, problem):
             return "it is not in the search space"
         return self.tunable.refusal(config, self.arch, problem)
@@ -77,8 +77,8 @@ class Legality:
             )
 
     def _in_space(self, config: Config, problem: Problem) -> bool:
-        asked, classes = self._last_classes
-        if asked is not problem:
+        last, classes = self._last_classes
+        if last is not problem:
             classes = classes_of(self.tunable.axes, problem)
             self._last_classes = (problem, classes)
         space = self._declared.get(classes)
@@ -86,12 +86,12 @@ class Legality:
             space = _Space()
             if len(self._declared) < _MOST_SPACES:
                 self._declared[classes] = space
-        return self._is_declared(config, classes, space) or config in self._here(problem)
+        return self._is_declared(config, classes, space) or config in self._own_space(problem)
 
     def _is_declared(self, config: Config, classes: Classes, space: _Space) -> bool:
-        """Read the declared problems' spaces up to the first that holds the config, and keep them.
+        """Read the declared problems' spaces up to the first that holds the config; keep them.
 
-        Two threads may read a space twice; none is left out.
+        Two threads may read a space twice; no space is left out.
         """
         declared = self.tunable.typical_problems
         while config not in space.configs:
@@ -102,26 +102,26 @@ class Legality:
             space.read = place + 1
         return True
 
-    def _here(self, problem: Problem) -> frozenset[Config]:
-        """The problem's own space. The last answer is kept, since one choice asks several times."""
-        asked, configs = self._last
-        if asked is not problem:
+    def _own_space(self, problem: Problem) -> frozenset[Config]:
+        """Return the problem's own space; the last answer is kept, since a choice needs it several times."""
+        last, configs = self._last
+        if last is not problem:
             configs = frozenset(self.tunable.declared_space(self.arch, problem))
             self._last = (problem, configs)
         return configs
 
 
 _MOST_FAILURES = 8
-"""The most warnings of functions that raise."""
+"""Most warnings of functions that raise."""
 
 _MOST_SPACES = 64
-"""The most sets of classes whose search space is kept: more than any kernel has dtypes."""
+"""Most sets of classes whose search space is kept: more than any kernel has dtypes."""
 
 
 @dataclass(kw_only=True)
 class _Space:
-    """The configs of those declared problems of some classes that were read so far."""
+    """Configs of the declared problems of some classes, as far as they were read."""
 
     configs: set[Config] = field(default_factory=set)
     read: int = 0
-    """The number of declared problems that were looked at."""
+    """Number of declared problems that were read."""

@@ -1,8 +1,8 @@
-"""Find the nearest bucket: THE rule, which tables, batches and replays all follow. Pure: takes sizes alone.
+"""Find the nearest bucket, by the rule of tables, batches and replays. Pure: takes only sizes.
 
 Two sizes are |log2(size / other)| doublings apart. Of the places at most `within` doublings away on each
-axis, the nearest is the one with the least sum of doublings over all axes; of equally near ones the larger,
-by the sizes in the order of the axes, then the earlier.
+axis, the nearest has the least sum of doublings over all axes. Of equally near places the larger is taken, by
+the sizes in the order of the axes, then the earlier.
 """
 
 from __future__ import annotations
@@ -12,19 +12,19 @@ from math import log2 as _log2
 from typing import Generic, TypeVar
 
 NEAR_DOUBLINGS = 1.0
-"""The most doublings on each axis within which a bucket is near; a farther one serves a miss alone."""
+"""Most doublings on each axis within which a bucket is near; a farther bucket serves only a miss."""
 
 Sizes = tuple[int, ...]
-"""A bucket's size on each axis, in the declaration's order. A size of 0 counts as 1."""
+"""Sizes of a bucket on each axis, in the declaration's order. A size of 0 counts as 1."""
 
 Item = TypeVar("Item")
 
 
 class Places(Generic[Item]):
-    """Things by their sizes, prepared for `nearest`: the logarithms are computed once.
+    """Items by their sizes, prepared for `nearest`: the logarithms are computed once.
 
     Args:
-        places: The sizes of each thing, on the same axes for all, and the thing, in the file's order.
+        places: The sizes of each item, on equal axes, and the item, in the file's order.
     """
 
     def __init__(self, places: Iterable[tuple[Sizes, Item]]) -> None:
@@ -32,7 +32,7 @@ class Places(Generic[Item]):
         self.sizes = [sizes for sizes, _ in pairs]
         self.items = [item for _, item in pairs]
         self.columns = [[_log2(size or 1) for size in column] for column in zip(*self.sizes, strict=True)]
-        """For each axis, the base-2 logarithms of the sizes."""
+        """Base-2 logarithms of the sizes, for each axis."""
 
     def reach(self, place: int, logs: Sequence[float], within: float) -> bool:
         """Whether a place is at most `within` doublings away on each axis."""
@@ -43,14 +43,14 @@ class Places(Generic[Item]):
 
 
 def nearest(sizes: Sequence[int], places: Places[Item], within: float = NEAR_DOUBLINGS) -> Item | None:
-    """Find the nearest of some places; None where none is in reach.
+    """Return the nearest of some places; None where none is in reach.
 
     Args:
-        sizes: The size on each axis, those of a bucket's edge.
-        places: Where to look.
-        within: The most doublings on any one axis; ``math.inf`` for any distance.
+        sizes: The size of a bucket's edge on each axis.
+        places: The places to search.
+        within: The most doublings on any axis; ``math.inf`` for any distance.
     """
-    # Written for speed, since an unseen shape waits for it: most places are told by their sums alone.
+    # Written for speed, since an unseen shape waits for it: for most places the sums decide.
     logs = [_log2(size or 1) for size in sizes]
     sums = [0.0] * len(places.items)
     for log, column in zip(logs, places.columns):  # noqa: B905 - without a place there is no column
@@ -70,9 +70,9 @@ def nearest(sizes: Sequence[int], places: Places[Item], within: float = NEAR_DOU
 
 
 def distance(one: Sequence[int], other: Sequence[int]) -> float:
-    """The sum of the doublings between some sizes and others."""
+    """Return the sum of the doublings between two lists of sizes."""
     return sum(abs(_log2((size or 1) / (another or 1))) for size, another in zip(one, other, strict=True))
 
 
 _ROUNDED = 1e-9
-"""Doublings that count as none: logarithms are rounded, and so are sums of them in another order."""
+"""Difference in doublings that counts as rounding, of logarithms and of sums in another order."""

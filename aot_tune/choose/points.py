@@ -1,34 +1,41 @@
-"""The rule between measured sizes: choose a size's config from the times at points near it. Pure.
+"""Rule between measured sizes: choose a size's config from the times at points near it. Pure.
 
-It uses no file or GPU, and of a kernel only its count of tiles. Serving follows it; the tuner judges by it.
+It uses no file and no GPU, and of a kernel only its count of tiles. Serving follows it; the tuner judges by
+it.
 
-The rule: at a point a config's *lag* is its time / the fastest config's there. Where a point has times in
-several states of the GPU, a config's time is that in its worst state (`aot_tune.tables.states`). A config's
-lag at another size is estimated as the weighted geometric mean of its lags at some points, nearer points
-counting more (`_NEARNESS`), each first corrected for waves: multiplied by
+The rule: a config's *slowdown* at a point is its time / the fastest config's time at this point. Where a
+point has times in several states of the GPU, a config's time is that of its worst state
+(`aot_tune.tables.states`). A config's slowdown at another size is estimated as the weighted geometric mean of
+its slowdowns at some points. Nearer points count more (`_NEARNESS`), and each slowdown is first corrected for
+waves: multiplied by
 
     (waves at the size / waves at the point) ** exponent
 
-The config with the least estimate is taken. The points are those of the size's own bucket; for a size
-without one, those of the nearest bucket and of up to `MOST_BESIDE` others that lie beside it, or of one other
-where the nearest is more than a doubling away. What has no time at the nearest point is not estimated.
+The config with the least estimate is taken. The points are those of the size's own bucket. For a size without
+a bucket they are those of the nearest bucket and of up to `MOST_BESIDE` neighbouring buckets, or of one
+neighbour where the nearest bucket is more than a doubling away. A config without a time at the nearest point
+is not estimated.
 
-The *exponent* is 1, 1/2 or 0. Some kernels take whole waves, because their blocks wait for each other's ends;
-others are bound by memory, or keep more blocks on a multiprocessor than the config says, and a further wave
-costs them little. Inside a bucket it is that with which the rule leaves least at the bucket's points, each
-left out in turn. At most a doubling away it is the table's `near_exponent`, with which the rule leaves least
-at the table's points, each told from the other buckets (`aot_tune.choose.left_out`); there may be one for
-small buckets and one for large ones. Where the table has none, it is that of the nearest bucket's points.
-Farther away it is 1/2. Waves at the size count the multiprocessors of the GPU that launches, waves at the
-point those of the GPU that was measured. A partly filled last tile is a tile, so waves tell of it too. The
-share of each operand that L2 holds does not count: with points of other shares taken to be farther away, the
-rule left the same on the tables of sm90.
+The *exponent* is 1, 1/2 or 0. Some kernels take whole waves, because their blocks wait for each other's ends.
+Other kernels are bound by memory, or keep more blocks on a multiprocessor than the config states, and a
+further wave costs them little.
+
+- Inside a bucket, the exponent is the one with the least regret at the bucket's points, each left out in
+  turn.
+- At most a doubling away, it is the table's `near_exponent`, which has the least regret at the table's
+  points, each estimated from the other buckets (`aot_tune.choose.left_out`). Small and large buckets may have
+  different ones. Where the table has none, the nearest bucket's points decide.
+- Farther away, it is 1/2.
+
+Waves at the size count the multiprocessors of the GPU that launches, waves at the point those of the GPU that
+was measured. A partly filled last tile is a tile, so waves include it. The share of each operand that L2
+holds does not count: with points of other shares treated as farther away, the regret on the tables of sm90
+was the same.
 
 Where the points are other buckets', the default is taken unless the choice is expected to be faster by more
-than `OVERLAP`. On another card than the one that was measured, of the configs whose estimates overlap, the
-one that loads the fewest bytes is taken: which of them is the fastest there is not known, and where bandwidth
-is less, bytes alone cost more. ``tuned_configs/README.md`` has an example and says what the rule leaves on
-measured tables.
+than `OVERLAP`. On another GPU model than the measured one, of the configs whose estimates overlap, the config
+that loads the fewest bytes is taken: the fastest of them is not known, and with less bandwidth only bytes
+cost more. ``tuned_configs/README.md`` has an example and the rule's regret on measured tables.
 """
 
 from __future__ import annotations
@@ -47,46 +54,45 @@ from aot_tune.values.lazy import lazy
 from aot_tune.values.problem import Problem
 
 Allowed = Callable[[Config], bool]
-"""A function that says whether a config may run for the problem in question."""
+"""Function that returns whether a config may run for the problem."""
 
 PREDICTED_GAIN = 0.10
-"""A predicted entry leaves the default only for a config that is expected to be faster by this fraction.
-Measured on an H200: one of 54 problems then ran over 2 % slower than with the default. The model's own error
-is of this size."""
+"""Fraction by which a config of a predicted entry must be expected to be faster than the default. Measured on
+an H200: one of 54 problems then ran over 2 % slower than with the default. The model's error has this
+size."""
 
 OVERLAP = 0.01
-"""Estimates from other buckets overlap where they are within this fraction of each other, half of the tie
-band of measured times. On the tables of sm90, buckets left out, the sizes at which the choice loses over 3 %
-to the default then are a third fewer."""
+"""Fraction within which estimates from other buckets overlap, half of the tie band of measured times. On the
+tables of sm90, with buckets left out, a third fewer sizes then lose over 3 % to the default."""
 
 MOST_BESIDE = 3
-"""Buckets beside the nearest from whose points a size without a bucket of its own is estimated as well."""
+"""Most neighbours of the nearest bucket whose points count too, for a size without a bucket of its own."""
 
 Tiles = Callable[[Config, Problem], int]
-"""A declaration's function from (config, problem) to the number of tiles, blocks of work."""
+"""Declaration's function from (config, problem) to the number of tiles, blocks of work."""
 
 Loads = Callable[[Config], float]
-"""A function from a config to the bytes that all its blocks load for the problem in question."""
+"""Function from a config to the bytes that all its blocks load for the problem."""
 
 DefaultAt = Callable[[Problem], Config]
-"""A function from a problem to the declaration's default for it."""
+"""Function from a problem to the declaration's default for it."""
 
 Where = Literal["inside", "near", "far"]
-"""Where a size lies: inside a bucket that was swept, at most a doubling away from one, or farther away."""
+"""Position of a size: inside a swept bucket, at most a doubling away from one, or farther away."""
 
 
 class Pick(NamedTuple):
-    """The rule's choice."""
+    """Choice of the rule."""
 
     config: Config
-    """The config to run."""
+    """Config to run."""
 
     why: Callable[[], str]
-    """A function that makes `reason`, which is read of few picks."""
+    """Function that makes `reason`, which is read of few picks."""
 
     @property
     def reason(self) -> str:
-        """The reason in words: the points that the estimate is from, and how fast it is expected to be."""
+        """Reason in words: the points of the estimate, and the expected time."""
         return self.why()
 
 
@@ -119,10 +125,10 @@ def pick(
 ) -> Pick | None:
     """Choose the config for a problem of an entry's bucket, or of none.
 
-    1. At the edge itself it is the entry's config.
-    2. Otherwise it is the config with the least estimate (module docstring); at a point, the times there.
-       Outside the entry's bucket it is the default, where the estimates of both overlap.
-    3. Where no point has a time, it is the entry's config, else the default.
+    1. At the edge itself: the entry's config.
+    2. Otherwise: the config with the least estimate (module docstring); at a point, with the least time.
+       Outside the entry's bucket: the default, where the estimates of both overlap.
+    3. Where no point has a time: the entry's config, else the default.
     4. With `loads`, a config whose estimate overlaps with the least takes its place if it loads fewer bytes.
 
     Each step passes over configs that are not allowed.
@@ -131,15 +137,15 @@ def pick(
         entry: The problem's own entry, or the nearest.
         rule: The result of `rule_of` for this entry.
         default: The declaration's default for this problem.
-        problem: A problem of this bucket, or of one without an entry.
-        allowed: Whether a config may run here: legal, in the search space. Called until one may.
+        problem: A problem of this bucket, or of a bucket without an entry.
+        allowed: Whether a config may run: legal, in the search space. Called until one may.
         where: As for `BucketRule.ranking`; so are the arguments below.
-        beside: The rules of buckets beside the entry's.
-        sm_count: Multiprocessors of the GPU that launches; None for those of the GPU that was measured.
-        loads: The bytes that all blocks of a config load at this size; None on the card that was measured.
+        beside: The rules of neighbouring buckets.
+        sm_count: Multiprocessors of the launching GPU; None for the measured GPU's.
+        loads: The bytes that all blocks of a config load at this size; None on the measured GPU model.
 
     Returns:
-        The pick, or None when no config is allowed, not even the default.
+        The pick; None where no config is allowed, not even the default.
     """
     edge = None
     if problem == entry.bucket and allowed(entry.config):
@@ -147,45 +153,47 @@ def pick(
         if loads is None:
             return edge
     ranking = rule.ranking(problem, default, where=where, beside=beside, sm_count=sm_count)
-    found = edge or _fastest(entry, ranking, default, allowed)
-    return found if found is None or loads is None else _lightest(found, ranking, allowed, loads)
+    fastest = edge or _fastest(entry, ranking, default, allowed)
+    return fastest if fastest is None or loads is None else _lightest(fastest, ranking, allowed, loads)
 
 
 def _fastest(entry: Entry, ranking: Ranking, default: Config, allowed: Allowed) -> Pick | None:
-    for lag, config in ranking.fastest_first():
-        behind = math.inf if ranking.where == "inside" else ranking.default_lag(lag + _OVERLAP) - lag
+    for slowdown, config in ranking.fastest_first():
+        behind = math.inf
+        if ranking.where != "inside":
+            behind = ranking.default_slowdown(slowdown + _OVERLAP) - slowdown
         if behind <= _OVERLAP and allowed(default):
             return Pick(default, partial(_overlap, ranking, behind, config))
         if allowed(config):
-            return Pick(config, partial(_reason, ranking, lag))
+            return Pick(config, partial(_reason, ranking, slowdown))
     for config, name in ((entry.config, "the bucket's winner"), (default, "the default")):
         if allowed(config):
             return Pick(config, partial("{}: no point of the bucket has a time".format, name))
     return None
 
 
-def _lightest(found: Pick, ranking: Ranking, allowed: Allowed, loads: Loads) -> Pick:
-    """Of the picked config and those that overlap with the fastest, the one that loads the fewest bytes."""
-    fastest = next((lag for lag, config in ranking.fastest_first() if allowed(config)), math.inf)
+def _lightest(picked: Pick, ranking: Ranking, allowed: Allowed, loads: Loads) -> Pick:
+    """Return the config that loads the fewest bytes, of the pick and the configs within `OVERLAP`."""
+    fastest = next((slowdown for slowdown, config in ranking.fastest_first() if allowed(config)), math.inf)
     near = ranking.within(fastest + _OVERLAP) if fastest < math.inf else ()
-    others = [config for config in near if config != found.config]
-    least = whole = loads(found.config) if others else 0.0
-    lightest = found.config
+    others = [config for config in near if config != picked.config]
+    least = whole = loads(picked.config) if others else 0.0
+    lightest = picked.config
     for config in others if whole < math.inf else ():
         if (own := loads(config)) * (1 + _LIGHTER) < least and allowed(config):
             least, lightest = own, config
-    return found if lightest == found.config else Pick(lightest, partial(_lighter, found, least / whole))
+    return picked if lightest == picked.config else Pick(lightest, partial(_lighter, picked, least / whole))
 
 
-def _lighter(found: Pick, part: float) -> str:
+def _lighter(picked: Pick, part: float) -> str:
     return (
-        f"expected within {OVERLAP:.0%} of the fastest, and loads {part:.0%} of the bytes of {found.config}; "
-        f"the times are another card's; {found.reason}"
+        f"expected within {OVERLAP:.0%} of the fastest, and loads {part:.0%} of the bytes of "
+        f"{picked.config}; the times are another GPU model's; {picked.reason}"
     )
 
 
-def _reason(ranking: Ranking, lag: float) -> str:
-    us = f", {ranking.us(lag):.1f} us" if ranking.where == "inside" else ""
+def _reason(ranking: Ranking, slowdown: float) -> str:
+    us = f", {ranking.us(slowdown):.1f} us" if ranking.where == "inside" else ""
     return f"fastest expected{us}: estimated from {ranking.basis}"
 
 
@@ -202,16 +210,16 @@ def _overlap(ranking: Ranking, behind: float, fastest: Config) -> str:
 
 
 class Ranking:
-    """The estimates of all configs for one size, each computed when it is needed.
+    """Estimates of all configs for a size, each computed when it is needed.
 
-    A config's waves are counted last: a count is the slowest part of an estimate, and most configs are so far
-    behind that even one wave would not help them.
+    Waves are counted last: a count is the slowest part of an estimate, and most configs are so slow that even
+    one wave would not help them.
 
     Attributes:
-        where: Where the size lies.
+        where: The size's position.
         exponent: The power of waves with which times are taken to grow.
         points: The points; None without any.
-        weights: The weight of each point, in any unit; 0 for one that does not count.
+        weights: The weight of each point, in any unit; 0 for a point that does not count.
     """
 
     def __init__(
@@ -227,13 +235,13 @@ class Ranking:
         waves_of: Callable[[int], int] | None = None,
         least_gain: float = 0.0,
     ) -> None:
-        """Args beside the attributes.
+        """Take the attributes and the following arguments.
 
         configs: The configs by place: the portfolio, then the default.
-        default_place: The place of the default, the first one where the portfolio has it too.
-        least: The lag of each config with one wave, and its place; places ascend.
-        waves_of: Counts at the size the waves of the config at a place; None where waves do not count.
-        least_gain: How much faster than the default a config must be expected to be, as a fraction.
+        default_place: The place of the default, the first where the portfolio has it too.
+        least: The log slowdown of each config with one wave, and its place; places ascend.
+        waves_of: Counts the waves at the size of the config at a place; None where waves do not count.
+        least_gain: The fraction by which a config must be expected to be faster than the default.
         """
         self.where, self.exponent, self.points, self.weights = where, exponent, points, weights
         self._configs, self._default_place, self._least = configs, default_place, least
@@ -241,62 +249,62 @@ class Ranking:
         self._known: dict[int, float] = {}
 
     def fastest_first(self) -> Iterator[tuple[float, Config]]:
-        """Yield the logarithm of each config's expected time over one that all share, and the config.
+        """Yield each config's log slowdown, relative to a time that all share, and the config.
 
-        Equal ones come in the portfolio's order.
+        Equal configs come in the portfolio's order.
         """
         # Written for speed: an unseen shape waits for the first.
         configs, own, limit = self._configs, self._default_place, math.inf
         if self._least_gain:
-            limit = self.default_lag() - math.log1p(self._least_gain)
+            limit = self.default_slowdown() - math.log1p(self._least_gain)
         best = (math.inf, -1)
         for least, place in sorted(self._least):
             if least > best[0]:
                 break
-            lag = self._lag(least, place)
-            if (lag, place) < best and (lag <= limit or place == own):
-                best = (lag, place)
+            slowdown = self._slowdown(least, place)
+            if (slowdown, place) < best and (slowdown <= limit or place == own):
+                best = (slowdown, place)
         if best[1] >= 0:
             yield best[0], configs[best[1]]
-        for lag, place in sorted((self._lag(*one), one[1]) for one in self._least):
-            if place != best[1] and (lag <= limit or place == own):
-                yield lag, configs[place]
+        for slowdown, place in sorted((self._slowdown(least, place), place) for least, place in self._least):
+            if place != best[1] and (slowdown <= limit or place == own):
+                yield slowdown, configs[place]
 
-    def _lag(self, least: float, place: int) -> float:
-        """The lag of a config, given that with one wave."""
+    def _slowdown(self, least: float, place: int) -> float:
+        """Return the log slowdown of a config, from its log slowdown with one wave."""
         if self._waves_of is None:
             return least
-        lag = self._known.get(place)
-        if lag is None:
-            lag = self._known[place] = least + self.exponent * math.log(self._waves_of(place))
-        return lag
+        slowdown = self._known.get(place)
+        if slowdown is None:
+            slowdown = self._known[place] = least + self.exponent * math.log(self._waves_of(place))
+        return slowdown
 
     def within(self, limit: float) -> list[Config]:
-        """The configs whose lag is at most this, fastest first. Waves are counted of those that can be."""
-        lags = [(self._lag(*one), one[1]) for one in self._least if one[0] <= limit]
-        return [self._configs[place] for lag, place in sorted(lags) if lag <= limit]
+        """Return the configs with at most this log slowdown, fastest first; count waves only where needed."""
+        near = [(self._slowdown(least, place), place) for least, place in self._least if least <= limit]
+        return [self._configs[place] for slowdown, place in sorted(near) if slowdown <= limit]
 
     @property
-    def lags(self) -> list[tuple[float, Config]]:
-        """All of `fastest_first`."""
+    def slowdowns(self) -> list[tuple[float, Config]]:
+        """List of all of `fastest_first`."""
         return list(self.fastest_first())
 
-    def default_lag(self, most: float = math.inf) -> float:
-        """The lag of the default; infinite where it has no estimate, or one above `most`."""
+    def default_slowdown(self, most: float = math.inf) -> float:
+        """Return the log slowdown of the default; infinite without an estimate up to `most`."""
         for least, place in self._least:
             if place == self._default_place and least <= most:
-                return self._lag(least, place)
+                return self._slowdown(least, place)
         return math.inf
 
-    def us(self, lag: float) -> float:
-        """The expected time, microseconds, of a config with this lag, for a size inside a bucket."""
+    def us(self, slowdown: float) -> float:
+        """Return the expected microseconds at this log slowdown, for a size inside a bucket."""
         assert self.points is not None
         base = [us for rule in self.points.rules for us in rule._rows_at(self.exponent).us]
-        return math.exp(sum(map(mul, self.weights, base)) / sum(self.weights) + lag)
+        return math.exp(sum(map(mul, self.weights, base)) / sum(self.weights) + slowdown)
 
     @property
     def basis(self) -> str:
-        """The points with their weights, or the buckets with the weights of theirs, and the exponent."""
+        """Points with their weights, or buckets with the sums of their points' weights, and the exponent."""
         if self.points is None:
             return "no point"
         inside, total = self.where == "inside", sum(self.weights)
@@ -304,8 +312,8 @@ class Ranking:
         at = [(rule.bucket, problem) for rule in self.points.rules for problem in rule.problems]
         for weight, (bucket, problem) in zip(self.weights, at, strict=True):
             if weight:
-                told = problem if inside else bucket
-                shares[told] = shares.get(told, 0.0) + weight / total
+                source = problem if inside else bucket
+                shares[source] = shares.get(source, 0.0) + weight / total
         sizes = [name for name, value in next(iter(shares)).items() if type(value) is int]
         names = [name for name in sizes if len({problem[name] for problem in shares}) > 1] or sizes
         texts = {problem: " ".join(f"{name}={problem[name]}" for name in names) for problem in shares}
@@ -320,67 +328,66 @@ class Ranking:
 
 
 def blocks_in_flight(config: Config, sm_count: int) -> int:
-    """How many blocks of a config the GPU runs at a time."""
+    """Return the number of blocks of a config that the GPU runs at a time."""
     return max(sm_count * config.hints.get("occupancy", 1) // config.hints.get("num_ctas", 1), 1)
 
 
 def waves(tiles: int, config: Config, sm_count: int) -> int:
-    """How often the GPU must be filled with blocks to run this number of tiles, 1 at least."""
+    """Return the number of times that the GPU is filled with blocks to run these tiles, at least 1."""
     return max(-(-tiles // blocks_in_flight(config, sm_count)), 1)
 
 
 _LIGHTER = 0.05
-"""Loads that differ by at most this fraction count as the same: a declaration counts the steps of the last
-tiles as whole ones."""
+"""Fraction within which loads count as equal: a declaration counts the steps of last tiles as whole steps."""
 
 _MOST_BESIDE_FAR = 1
-"""As `MOST_BESIDE`, for sizes more than a doubling away. More leave the same on the tables of sm90."""
+"""As `MOST_BESIDE`, for sizes more than a doubling away. More have the same regret on the tables of sm90."""
 
 _OVERLAP = math.log1p(OVERLAP)
 
 _NEARNESS = 0.1
-"""Doublings that are added to a point's distance; its weight is 1 / (distance + this) squared. With a third
-of it, or with cubes, the rule leaves the same on the tables of sm90."""
+"""Doublings added to a point's distance; the point's weight is 1 / (distance + `_NEARNESS`) squared. With a
+third of it, or with cubes, the regret on the tables of sm90 is the same."""
 
 _EXPONENTS = (1.0, 0.5, 0.0)
-"""The exponents of waves."""
+"""Exponents of waves."""
 
 _PREFERRED: dict[Where, int] = {"inside": 0, "near": 1}
-"""The place of the exponent that is taken unless another leaves clearly less: near a point whole waves
-decide, farther away other effects blur them."""
+"""Place of the exponent that is taken unless another is clearly better: near a point whole waves decide,
+farther away other effects blur them."""
 
 _PREFERENCE = 0.002
-"""The sum of logarithms of regrets by which another exponent must leave less than the preferred one: less
-than any choice that is worth a change, and more than rounding."""
+"""Sum of log regrets by which another exponent must be better than the preferred one: less than any choice
+that is worth a change, and more than rounding."""
 
 _FAR = 0.5
-"""The exponent of waves for sizes more than a doubling away from any bucket. On the tables of sm90 it leaves
-2.5 % there in the geometric mean, and the one of the nearest bucket 3.6 %."""
+"""Exponent of waves for sizes more than a doubling away from any bucket. On the tables of sm90 its regret is
+2.5 % in the geometric mean, and that of the nearest bucket's exponent 3.6 %."""
 
 
 class _Rows(NamedTuple):
-    """What was measured at the points, without waves, at one exponent."""
+    """Measurements at the points, without waves, at an exponent."""
 
-    lags: list[list[float | None]]
-    """For each point, the logarithm of each column's lag, the least being 0; None without a time."""
+    slowdowns: list[list[float | None]]
+    """Log slowdown of each column at each point, the least being 0; None without a time."""
 
     us: list[float]
-    """For each point, the logarithm of the time that a lag of 0 stands for, microseconds."""
+    """Logarithm of the microseconds at a log slowdown of 0, for each point."""
 
 
 class BucketRule:
-    """The rule prepared for one entry; kept, it makes each pick cost one count of tiles for each good config.
+    """Rule prepared for an entry, so that a pick costs one count of tiles for each good config.
 
     Args:
         axes: The kernel's axes.
         bucket: The problem at the bucket's edge.
         points: The bucket's points; ``us`` is in the order of `portfolio`, with the default's time last.
         portfolio: The table's portfolio.
-        default_at: The default at each point, whose time is the point's last.
+        default_at: Returns the default at each point, whose time is the point's last.
         tiles: The declaration's count of tiles, or None.
         sm_count: Multiprocessors of the GPU that the points were measured on.
-        least_gain: How much faster than the default a config must be expected to be, as a fraction.
-        near_exponent: The table's exponent for sizes near this bucket; None where the points tell it.
+        least_gain: The fraction by which a config must be expected to be faster than the default.
+        near_exponent: The table's exponent for sizes near this bucket; None where the points decide.
     """
 
     def __init__(
@@ -421,17 +428,17 @@ class BucketRule:
         beside: Sequence[BucketRule] = (),
         sm_count: int | None = None,
     ) -> Ranking:
-        """Estimate the portfolio and the default, fastest first; equal estimates keep the portfolio's order.
+        """Estimate the portfolio and the default, fastest first; ties keep the portfolio's order.
 
-        A config without a time at the nearest point is left out. At a point of the bucket its own times alone
+        A config without a time at the nearest point is left out. At a point of the bucket only its own times
         count.
 
         Args:
             problem: The size.
-            default: The default there. Unless it is one of the portfolio, the points' defaults stand for it.
-            where: Where the size lies, seen from this bucket.
-            beside: The rules of buckets beside this one, of the same table, for a size outside this bucket.
-            sm_count: Multiprocessors of the GPU that launches; None for those of the GPU that was measured.
+            default: The default at the size. Outside the portfolio, the points' defaults represent it.
+            where: The size's position relative to this bucket.
+            beside: The rules of neighbouring buckets of the same table, for a size outside this bucket.
+            sm_count: Multiprocessors of the launching GPU; None for the measured GPU's.
         """
         # Written for speed: an unseen shape waits for it.
         portfolio, last = self._portfolio, len(self._portfolio)
@@ -443,7 +450,7 @@ class BucketRule:
         points = self._points_with(beside)
         weights = points.weights(pow2, exact)
         own = weights if not beside else weights[: len(self._points)]
-        nearest = len(own) - 1 - own[::-1].index(max(own))  # of equally near ones the larger
+        nearest = len(own) - 1 - own[::-1].index(max(own))  # of equally near points the larger
         if where == "inside" and self._where[nearest] == pow2:
             exponent, weights = 0.0, [float(place == nearest) for place in range(len(weights))]
         else:
@@ -468,7 +475,7 @@ class BucketRule:
         )
 
     def _counter(self, configs: Sequence[Config], problem: Problem, sm_count: int) -> Callable[[int], int]:
-        """Counts the waves of the config at a place."""
+        """Return a function that counts the waves of the config at a place."""
         at_once = self._at_once.get(sm_count)
         if at_once is None:
             at_once = [blocks_in_flight(config, sm_count) for config in self._portfolio]
@@ -478,13 +485,13 @@ class BucketRule:
 
         def count(place: int) -> int:
             config = configs[place]
-            here = at_once[place] if place < last else blocks_in_flight(config, sm_count)
-            return -(-tiles(config, problem) // here) or 1
+            blocks = at_once[place] if place < last else blocks_in_flight(config, sm_count)
+            return -(-tiles(config, problem) // blocks) or 1
 
         return count
 
     def _points_with(self, beside: Sequence[BucketRule]) -> _Points:
-        """The points of this bucket and of those beside it, prepared once for each set of them."""
+        """Return the points of this bucket and its neighbours, prepared once for each set of them."""
         key = tuple(beside)
         points = self._sets.get(key)
         if points is None:
@@ -494,7 +501,7 @@ class BucketRule:
     # Where points are --------------------------------------------------------------------------------------
 
     def _logs_of(self, problem: Problem) -> tuple[list[float], list[float]]:
-        """The base-2 logarithms of a problem's sizes, on the Pow2 and on the Exact axes."""
+        """Return the base-2 logarithms of a problem's sizes, on the Pow2 and on the Exact axes."""
         return (
             [math.log2(problem.size(name) or 1) for name in self._pow2],
             [math.log2(problem.size(name) or 1) for name in self._exact],
@@ -502,51 +509,52 @@ class BucketRule:
 
     @lazy
     def problems(self) -> tuple[Problem, ...]:
-        """The points' problems; they ascend."""
+        """Problems of the points; they ascend."""
         return tuple(self.bucket.replaced(**point.size) for point in self._points)
 
     @lazy
     def _where(self) -> list[list[float]]:
         sizes = [[point.size[name] for name in self._pow2] for point in self._points]
-        return [[math.log2(size or 1) for size in those] for those in sizes]
+        return [[math.log2(size or 1) for size in point_sizes] for point_sizes in sizes]
 
     @lazy
     def _exact_logs(self) -> list[float]:
         return self._logs_of(self.bucket)[1]
 
-    # What was measured there -------------------------------------------------------------------------------
+    # Measurements at the points -----------------------------------------------------------------------------
 
     @lazy
     def _place_of(self) -> dict[Config, int]:
-        """The column of each config of the portfolio; of a repeated one the first counts."""
+        """Column of each config of the portfolio; of a repeated config the first counts."""
         return {config: place for place, config in reversed([*enumerate(self._portfolio)])}
 
     @lazy
     def _timed(self) -> list[list[int]]:
-        """For each point the columns that have a time there, each config once; the last is the default's."""
+        """Columns with a time at each point, each config once; the last is the default's."""
         places = [*sorted(self._place_of.values()), len(self._portfolio)]
-        return [[place for place in places if lags[place] is not None] for lags in self._lags]
+        return [[place for place in places if row[place] is not None] for row in self._slowdowns]
 
     @lazy
-    def _lags(self) -> list[list[float | None]]:
-        """For each point, the logarithms of the columns' lags."""
-        found = []
+    def _slowdowns(self) -> list[list[float | None]]:
+        """Log slowdowns of the columns at each point."""
+        rows = []
         for point in self._points:
             least = min(us for us in point.us if us is not None)
-            found.append([None if us is None else math.log(us / least) for us in point.us])
-        return found
+            rows.append([None if us is None else math.log(us / least) for us in point.us])
+        return rows
 
     @lazy
     def _waves(self) -> list[list[float]]:
-        """For each point, the logarithms of the columns' waves on the GPU that was measured."""
-        found = []
-        for problem, lags in zip(self.problems, self._lags, strict=True):
+        """Logarithms of the columns' waves at each point, on the measured GPU."""
+        rows = []
+        for problem, slowdowns in zip(self.problems, self._slowdowns, strict=True):
             configs = (*self._portfolio, self._default_at(problem))
-            found.append([self._waves_of(*one, problem) for one in zip(configs, lags, strict=True)])
-        return found
+            pairs = zip(configs, slowdowns, strict=True)
+            rows.append([self._waves_of(config, slowdown, problem) for config, slowdown in pairs])
+        return rows
 
-    def _waves_of(self, config: Config, lag: float | None, problem: Problem) -> float:
-        if self._tiles is None or lag is None:
+    def _waves_of(self, config: Config, slowdown: float | None, problem: Problem) -> float:
+        if self._tiles is None or slowdown is None:
             return 0.0
         return math.log(waves(self._tiles(config, problem), config, self._sm_count))
 
@@ -554,27 +562,29 @@ class BucketRule:
         rows = self._rows.get(exponent)
         if rows is None:
             rows = _Rows([], [])
-            none = [[0.0] * len(lags) for lags in self._lags]
+            none = [[0.0] * len(slowdowns) for slowdowns in self._slowdowns]
             all_grown = self._waves if exponent else none
-            for point, lags, grown in zip(self._points, self._lags, all_grown, strict=True):
-                still = [
-                    None if lag is None else lag - exponent * waves
-                    for lag, waves in zip(lags, grown, strict=True)
+            for point, slowdowns, grown in zip(self._points, self._slowdowns, all_grown, strict=True):
+                without = [
+                    None if slowdown is None else slowdown - exponent * waves
+                    for slowdown, waves in zip(slowdowns, grown, strict=True)
                 ]
-                least = min(lag for lag in still if lag is not None)
+                least = min(slowdown for slowdown in without if slowdown is not None)
                 fastest = min(time for time in point.us if time is not None)
-                rows.lags.append([None if lag is None else lag - least for lag in still])
+                rows.slowdowns.append(
+                    [None if slowdown is None else slowdown - least for slowdown in without]
+                )
                 rows.us.append(least + math.log(fastest))
             self._rows[exponent] = rows  # whole or not at all: `tiles` may raise
         return rows
 
     def left_out(self) -> list[float]:
-        """The regret that the rule leaves at each point, t / t_best - 1, told from the other points alone.
+        """Return the rule's regret at each point, t / t_best - 1, estimated from the other points alone.
 
-        The best is the fastest of the portfolio and the default there; a lone point has 0.
+        The best is the fastest of the portfolio and the default at the point; a single point has 0.
         """
         regrets = []
-        for here, (problem, lags) in enumerate(zip(self.problems, self._lags, strict=True)):
+        for here, (problem, slowdowns) in enumerate(zip(self.problems, self._slowdowns, strict=True)):
             others = BucketRule(
                 axes=self._axes,
                 bucket=self.bucket,
@@ -586,10 +596,10 @@ class BucketRule:
                 least_gain=self._least_gain,
             )
             default = self._default_at(problem)
-            columns = [*zip((*self._portfolio, default), lags, strict=True)]
-            known = {config: lag for config, lag in reversed(columns) if lag is not None}
-            told = (config for _, config in others.ranking(problem, default).lags if config in known)
-            taken = next(told, None)
+            columns = [*zip((*self._portfolio, default), slowdowns, strict=True)]
+            known = {config: slowdown for config, slowdown in reversed(columns) if slowdown is not None}
+            ranked = (config for _, config in others.ranking(problem, default).slowdowns if config in known)
+            taken = next(ranked, None)
             regrets.append(0.0 if taken is None else math.expm1(known[taken]))
         return regrets
 
@@ -599,7 +609,7 @@ class BucketRule:
 
     @lazy
     def _outside_exponents(self) -> dict[Where, float]:
-        """The exponent of waves by where a size lies, seen from this bucket."""
+        """Exponent of waves by the position of a size relative to this bucket."""
         if self._tiles is None:
             return {"near": 0.0, "far": 0.0}
         near = self._near_exponent
@@ -612,29 +622,30 @@ class BucketRule:
 
     @lazy
     def _sums(self) -> list[float]:
-        """For each of `_EXPONENTS`, the sum of what it leaves at the points, each left out in turn."""
+        """Sum of log regrets at the points, each left out in turn, for each of `_EXPONENTS`."""
         if len(self._points) < 2:
             return [0.0] * len(_EXPONENTS)
         return [sum(self._left(exponent)) for exponent in _EXPONENTS]
 
     def _left(self, exponent: float) -> Iterator[float]:
-        """The logarithm of the regret that an exponent leaves at each point, told from the others."""
-        rows, own = self._rows_at(exponent).lags, self._points_with(())
-        for here, (where, lags, grown) in enumerate(zip(self._where, self._lags, self._waves, strict=True)):
+        """Yield the log regret of an exponent at each point, estimated from the other points."""
+        rows, own = self._rows_at(exponent).slowdowns, self._points_with(())
+        measured = zip(self._where, self._slowdowns, self._waves, strict=True)
+        for here, (where, slowdowns, grown) in enumerate(measured):
             weights = own.weights(where, self._exact_logs)
             del weights[here]
             others, total = [*zip(*rows[:here], *rows[here + 1 :], strict=True)], sum(weights)
-            told = [
+            estimates = [
                 (_sum(weights, others[column]) / total + exponent * grown[column], column)
-                for column, lag in enumerate(lags)
-                if lag is not None and any(one is not None for one in others[column])
+                for column, slowdown in enumerate(slowdowns)
+                if slowdown is not None and any(other is not None for other in others[column])
             ]
-            if told:
-                yield lags[min(told)[1]] or 0.0
+            if estimates:
+                yield slowdowns[min(estimates)[1]] or 0.0
 
 
 class _Points:
-    """The points of a bucket and of those beside it, prepared to be weighed.
+    """Points of a bucket and its neighbours, prepared to be weighted.
 
     Args:
         rules: The rules of the buckets; none is without points.
@@ -647,11 +658,11 @@ class _Points:
         self._columns: dict[float, list[tuple[float | None, ...]]] = {}
 
     def weights(self, pow2: Sequence[float], exact: Sequence[float]) -> list[float]:
-        """The weights of the points for a size, given the logarithms of its sizes on both kinds of axes."""
+        """Return the points' weights for a size, given the logarithms of its sizes on both kinds of axes."""
         # Written for speed: products have two Exact axes and one Pow2 axis.
         if len(exact) == 2:
             first, second = exact
-            apart = [_NEARNESS + abs(first - one) + abs(second - other) for one, other in self._exact]
+            apart = [_NEARNESS + abs(first - x) + abs(second - y) for x, y in self._exact]
         else:
             apart = [_NEARNESS + sum(map(abs, map(sub, exact, logs))) for logs in self._exact]
         if len(pow2) == 1:
@@ -660,19 +671,20 @@ class _Points:
         return [1 / (apart[number] + sum(map(abs, map(sub, pow2, at)))) ** 2 for number, at in self._where]
 
     def columns(self, exponent: float) -> list[tuple[float | None, ...]]:
-        """For each config of the portfolio and the default, its lag at each point without waves."""
+        """Return the log slowdown without waves of each config, portfolio then default, at each point."""
         columns = self._columns.get(exponent)
         if columns is None:
-            rows = [row for rule in self.rules for row in rule._rows_at(exponent).lags]
+            rows = [row for rule in self.rules for row in rule._rows_at(exponent).slowdowns]
             columns = self._columns[exponent] = [*zip(*rows, strict=True)]
         return columns
 
 
-def _sum(weights: Sequence[float], lags: Sequence[float | None]) -> float:
-    """The weighted sum of the lags; where some are None, as the others would have it."""
+def _sum(weights: Sequence[float], slowdowns: Sequence[float | None]) -> float:
+    """Return the weighted sum of the slowdowns; for None, the known ones are scaled up."""
     try:
-        return float(sum(map(mul, weights, lags)))
+        return float(sum(map(mul, weights, slowdowns)))
     except TypeError:  # some are None
-        known = [(weight, lag) for weight, lag in zip(weights, lags, strict=True) if lag is not None]
+        pairs = zip(weights, slowdowns, strict=True)
+        known = [(weight, slowdown) for weight, slowdown in pairs if slowdown is not None]
         share = sum(weight for weight, _ in known) / sum(weights)
-        return sum(weight * lag for weight, lag in known) / share
+        return sum(weight * slowdown for weight, slowdown in known) / share

@@ -21,20 +21,20 @@ from aot_tune.values.problem import Problem
 
 @dataclass(frozen=True, kw_only=True)
 class Live:
-    """Live searches, as far as the process may make or know them; a rank may not."""
+    """Live searches that the process may make, and their cached winners; a rank has neither."""
 
     remembered: Callable[[Problem], Config | None] | None = None
-    """A function from a bucket to the winner that the user's cache holds."""
+    """Function from a bucket to the winner that the user's cache holds."""
 
     search: Callable[[Problem, Match | None], Config | None] | None = None
-    """A function from a problem and its nearest entry to the winner of a search; None where none is made."""
+    """Function from a problem and its nearest entry to the winner of a search; None without a search."""
 
 
 PLAIN = Options()
-"""Nothing is asked."""
+"""Options without any request."""
 
 NOT_LIVE = Live()
-"""No search, and none remembered."""
+"""No search and no cached winner."""
 
 
 def resolve(
@@ -48,27 +48,27 @@ def resolve(
 ) -> Choice:
     """Choose the config of a problem.
 
-    1. what the caller asks for: the config that it gives; or one config for every batch, where `every_batch`
-       decides all that follows; or the default when AOT_TUNE_CONFIG=default
+    1. the caller's request: the config that it gives; or one config for every batch, where `every_batch`
+       decides all following steps; or the default when AOT_TUNE_CONFIG=default
     2. the problem's own bucket: the shipped tables, by the rule between measured sizes
        (`aot_tune.choose.points`), then `remembered`
     3. the nearest bucket with the same classes, at most one doubling away on each axis
-    4. a miss, which `on_miss` decides: ``search``, and where none is made ``nearest``, the nearest bucket at
-       any distance; ``default`` leaves this step out; ``error`` raises
+    4. a miss, which `on_miss` decides: ``search``, and where no search is made ``nearest``, the nearest
+       bucket at any distance; ``default`` leaves this step out; ``error`` raises
     5. the default
 
-    A config that is not legal, or not in the search space, is passed over on each step. So is what makes a
-    function of the declaration raise, with a warning: no file and no search decides whether a launch is made.
+    Each step passes over a config that is not legal or not in the search space, and, with a warning, a config
+    for which a function of the declaration raises: no file and no search decides whether a launch is made.
 
     Args:
-        problem: What is launched.
+        problem: The launched problem.
         index: The tables of this arch.
-        legality: What may run. What is legal and unfit for this very GPU is passed over too; where the
-            default is, the fitting candidate most like it takes its place.
-        options: What is asked.
+        legality: Decides which configs may run. Legal configs that do not fit this particular GPU are passed
+            over too; where the default does not fit, the fitting candidate most like it takes its place.
+        options: The options of the choice.
         live: The live searches of this process.
         every_batch: Chooses one config for every batch, also in place of AOT_TUNE_CONFIG's default, which
-            differs between batches. None where that is not asked for.
+            differs between batches. None where each batch may have its own.
 
     Raises:
         LaunchError: The caller's config, or the default as the last resort, is not legal.
@@ -79,31 +79,31 @@ def resolve(
     def allowed(config: Config) -> bool:
         return legality.allows(config, problem)
 
-    def from_table(found: Match | None, source: Source, where: str) -> Choice | None:
-        if found is None:
+    def from_table(match: Match | None, source: Source, where: str) -> Choice | None:
+        if match is None:
             return None
         try:
             chosen = pick(
-                found.entry,
-                index.rule(found, default_at),
+                match.entry,
+                index.rule(match, default_at),
                 default,
                 problem,
                 allowed,
                 where=where_of(source),
-                beside=() if source == "own" else index.beside(found, default_at),
+                beside=() if source == "own" else index.beside(match, default_at),
                 sm_count=options.sm_count,
-                loads=_loads(legality, problem) if _is_of_another_card(found, options.card) else None,
+                loads=_loads(legality, problem) if _is_of_other_model(match, options.card) else None,
             )
         except Exception as error:
-            legality.failed(error, problem, f"{where} {found.entry.bucket} of {found.path}")
+            legality.failed(error, problem, f"{where} {match.entry.bucket} of {match.path}")
             return None
         if chosen is None:
             return None
         return Choice(
             config=chosen.config,
             source=source,
-            entry=found.entry,
-            why=partial(_table_reason, found, where, chosen),
+            entry=match.entry,
+            why=partial(_table_reason, match, where, chosen),
         )
 
     def searched(far: Match | None) -> Config | None:
@@ -151,16 +151,16 @@ def resolve(
     return _default(legality, problem, default, "default", missing)
 
 
-def _is_of_another_card(found: Match, card: str | None) -> bool:
-    """Whether an entry's times were measured on another card than this one."""
-    made = found.table.built_with.device_name
-    return card is not None and card != made and found.entry.evidence == "measured"
+def _is_of_other_model(match: Match, model: str | None) -> bool:
+    """Whether an entry's times were measured on another GPU model than this one."""
+    made = match.table.built_with.device_name
+    return model is not None and model != made and match.entry.evidence == "measured"
 
 
 def _loads(legality: Legality, problem: Problem) -> Loads | None:
-    """The bytes that all blocks of a config load, infinitely many where a function of the declaration raises.
+    """Return a function from a config to the bytes that all its blocks load; None without `work` or `tiles`.
 
-    None where the declaration does not say.
+    It returns infinity where a function of the declaration raises.
     """
     tiles, work = legality.tunable.tiles, legality.tunable.work
     if tiles is None or work is None:
@@ -178,7 +178,7 @@ def _loads(legality: Legality, problem: Problem) -> Loads | None:
 
 
 def where_of(source: Source) -> Where:
-    """Where a problem lies, seen from the bucket that gave its config in this step."""
+    """Return the position of a problem relative to the bucket of its config in this step."""
     return "inside" if source == "own" else "near" if source == "nearest" else "far"
 
 
@@ -222,7 +222,7 @@ def _default(legality: Legality, problem: Problem, config: Config, source: Sourc
 
 
 def _unlike(one: Config, other: Config) -> tuple[bool, int, float]:
-    """Whether two configs are for different kernels, the values in which they differ, and the doublings."""
+    """Return whether two configs are for different kernels, their number of differences, the doublings."""
     pairs = [
         (value, theirs[name])
         for ours, theirs in ((one.constants, other.constants), (one.hints, other.hints))
@@ -237,5 +237,5 @@ def _unlike(one: Config, other: Config) -> tuple[bool, int, float]:
     )
 
 
-def _table_reason(found: Match, where: str, chosen: Pick) -> str:
-    return f"{where} {named(found.entry.bucket)} of {found.path}: {chosen.reason}"
+def _table_reason(match: Match, where: str, chosen: Pick) -> str:
+    return f"{where} {named(match.entry.bucket)} of {match.path}: {chosen.reason}"

@@ -244,12 +244,12 @@ def _compared(
     return ranking.basis, tuple(
         Compared(
             config=config,
-            us=round(ranking.us(lag), 3) if own else None,
-            ratio=round(math.exp(lag - ranking.lags[0][0]), 4),
+            us=round(ranking.us(slowdown), 3) if own else None,
+            ratio=round(math.exp(slowdown - ranking.slowdowns[0][0]), 4),
             waves=waves(tiles(config, problem), config, sm_count) if tiles else None,
             refusal=legality.refusal(config, problem),
         )
-        for lag, config in ranking.lags
+        for slowdown, config in ranking.slowdowns
     )
 
 

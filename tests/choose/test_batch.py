@@ -162,7 +162,7 @@ def test_where_no_config_serves_every_batch_the_launch_is_refused() -> None:
         batched, invariant=lambda config, problem: problem.size("M") > 2 or "it splits"
     )
     told = (
-        r"size of M, so that none keeps a row's bits; the default, .*, is refused at .*M=2.*: it splits; un"
+        r"size of M, so no config keeps a row's bits; the default, .*, is refused at .*M=2.*: it splits; un"
     )
     with pytest.raises(LaunchError, match=told):
         chooser(TABLE, tunable=none)(at(64))

@@ -58,12 +58,12 @@ def bucket_rule(
 
 
 def fastest(rule: BucketRule, size: int, **options: Any) -> Config:
-    return rule.ranking(recorded.problem(size), DEFAULT, **options).lags[0][1]
+    return rule.ranking(recorded.problem(size), DEFAULT, **options).slowdowns[0][1]
 
 
 def expected(rule: BucketRule, size: int, **options: Any) -> list[tuple[Config, float]]:
     ranking = rule.ranking(recorded.problem(size), DEFAULT, **options)
-    return [(config, pytest.approx(ranking.us(lag))) for lag, config in ranking.lags]
+    return [(config, pytest.approx(ranking.us(slowdown))) for slowdown, config in ranking.slowdowns]
 
 
 def table_of(
@@ -192,10 +192,10 @@ def test_a_default_of_the_portfolio_is_estimated_once() -> None:
 def test_the_points_defaults_stand_for_the_default_unless_the_portfolio_has_it() -> None:
     rule = bucket_rule(512, {512: (50.0, 60.0, 5.0)})
     other = recorded.config(256, 128, 64)
-    assert rule.ranking(recorded.problem(400), other).lags[0][1] == other
+    assert rule.ranking(recorded.problem(400), other).slowdowns[0][1] == other
     known = rule.ranking(recorded.problem(400), WIDE)
-    assert [config for _, config in known.lags] == [NARROW, WIDE]
-    assert known.default_lag() == known.lags[1][0]
+    assert [config for _, config in known.slowdowns] == [NARROW, WIDE]
+    assert known.default_slowdown() == known.slowdowns[1][0]
 
 
 # Other buckets ----------------------------------------------------------------------------------------------
@@ -220,9 +220,9 @@ def test_outside_its_buckets_a_size_is_told_from_the_points_of_several() -> None
         at_n(8200, (3.0, 2.0, 4.0)),
     )
     asked = recorded.problem(512).replaced(N=5120)
-    assert first.ranking(asked, DEFAULT, where="near").lags[0][1] == NARROW
+    assert first.ranking(asked, DEFAULT, where="near").slowdowns[0][1] == NARROW
     several = first.ranking(asked, DEFAULT, where="near", beside=[second, third])
-    assert [config for _, config in several.lags] == [WIDE, NARROW, DEFAULT]
+    assert [config for _, config in several.slowdowns] == [WIDE, NARROW, DEFAULT]
     assert several.basis == "the buckets N=4096 (63%), N=8192 (19%), N=8200 (18%)"
 
 
@@ -232,7 +232,7 @@ def test_where_points_tell_nothing_waves_count_fully_only_inside(where: Where, e
     rule = bucket_rule(512, {500: (30.0, None, None)})
     ranking = rule.ranking(recorded.problem(260), DEFAULT, where=where)
     assert ranking.exponent == exponent
-    assert ranking.us(ranking.lags[0][0]) == pytest.approx(30.0 * (2 / 3) ** exponent)
+    assert ranking.us(ranking.slowdowns[0][0]) == pytest.approx(30.0 * (2 / 3) ** exponent)
 
 
 @pytest.mark.parametrize(("where", "exponent"), [("near", 0.0), ("far", 0.5)])

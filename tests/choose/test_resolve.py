@@ -74,7 +74,7 @@ def test_step_2_on_another_card_the_one_that_loads_less_is_taken_of_those_that_o
 ) -> None:
     choice = choose(at(64), equally_fast(at(64), AT_64), tunable=loading_more(AT_64), card=card)
     assert (choice.config, choice.source) == (taken, "own")
-    assert ("another card's" in choice.reason) == (taken == AT_256)
+    assert ("another GPU model's" in choice.reason) == (taken == AT_256)
     declared_without = dataclasses.replace(loading_more(AT_64), work=None)
     assert choose(at(64), equally_fast(at(64), AT_64), tunable=declared_without, card=card).config == AT_64
 

@@ -238,7 +238,7 @@ class LiveSearch:
             beside=index.beside(nearest, default_at),
             sm_count=occasion.device.sm_count,
         )
-        promising = [config for _, config in expected.lags if config in allowed]
+        promising = [config for _, config in expected.slowdowns if config in allowed]
         chosen: list[Config] = []
         compiles = 0
         for config in dict.fromkeys((*promising, *allowed)):
