@@ -1,1 +1,1 @@
-"""A kernel's declaration: its class, its checks, discovery, the source hash. Knows no table or launch."""
+"""Declaration of a kernel: class, checks, discovery, source hash. Imports no tables and no launch code."""

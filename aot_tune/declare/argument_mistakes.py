@@ -1,4 +1,4 @@
-"""Find mistakes in the arguments that a declaration makes, on device "meta". Imports torch, needs no GPU."""
+"""Find mistakes in a declaration's arguments, on device "meta". Imports torch, uses no GPU."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def argument_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Iterator[Mistake]:
-    """Mistakes in `make_args`, and in what `problem`, `args_fn` and `reference` make of its arguments."""
+    """Yield mistakes in `make_args`, and in `problem`, `args_fn` and `reference` on its arguments."""
     try:
         args = tunable.make_args(problem, torch.device("meta"), 0)
     except Exception as error:
@@ -55,14 +55,14 @@ def argument_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Ite
             return
     yield from _problem_mistakes(tunable, problem, args)
     yield from _kernel_argument_mistakes(tunable, arch, problem, args)
-    if written:  # else it is another mistake, and nothing is known that the reference could be for
+    if written:  # else another mistake is reported, and it is not known what the reference returns
         yield from _reference_mistakes(tunable, args)
 
 
 def _is_written(arg: object) -> bool:
-    """Whether a kernel can write an argument: a tensor, a list of tensors, or one that is absent."""
+    """Whether a kernel can write an argument: a tensor, a list of tensors, or None."""
     listed = arg if isinstance(arg, list | tuple) and arg else [arg]
-    return arg is None or all(isinstance(one, torch.Tensor) for one in listed)
+    return arg is None or all(isinstance(member, torch.Tensor) for member in listed)
 
 
 def _size_in_words(value: object) -> str:
@@ -109,7 +109,7 @@ def _kernel_argument_mistakes(
 def one_of_each_kernel(
     tunable: Declaration, arch: Arch, problem: Problem, default: Config
 ) -> Iterator[Config]:
-    """The default, and the first config of each other kernel."""
+    """Yield the default, and the first config of each other kernel."""
     first = {default.kernel: default}
     for config in tunable.candidates(arch, problem) if len(tunable.kernels) > 1 else ():
         first.setdefault(config.kernel, config)
@@ -148,7 +148,7 @@ def _mistakes_of_kernel(
 def _copy_mistakes(
     tunable: Declaration, args: tuple[Any, ...], passed: Sequence[object]
 ) -> Iterator[Mistake]:
-    """Mutated arguments whose memory the kernel does not get."""
+    """Yield mutated arguments whose memory the kernel does not get."""
     passed = flat(passed)
     named = dict(zip(tunable.parameters, args, strict=True))
     for name, arg in named_parts(tunable.mutated, [named[name] for name in tunable.mutated]).items():
@@ -162,19 +162,20 @@ def _copy_mistakes(
 
 
 def shares(argument: object) -> Callable[[object], bool]:
-    """A function that says whether a value, a tensor or a list of them, has a storage of `argument`'s."""
+    """Return a function that tests whether a tensor or a list of tensors has a storage of `argument`'s."""
     storages = _storages(argument)
     return lambda value: not storages.isdisjoint(_storages(value))
 
 
 def _storages(value: object) -> frozenset[int]:
-    return frozenset(one.untyped_storage()._cdata for one in flat([value]) if isinstance(one, torch.Tensor))
+    tensors = (member for member in flat([value]) if isinstance(member, torch.Tensor))
+    return frozenset(tensor.untyped_storage()._cdata for tensor in tensors)
 
 
 def _constant_mistakes(
     tunable: Declaration, arch: Arch, problem: Problem, args: tuple[Any, ...]
 ) -> Iterator[Mistake]:
-    """A config's constants that arrive at other parameters of the kernel, in every config of the space."""
+    """Yield constants that arrive at other parameters of the kernel, in every config of the space."""
     space = tunable.space(arch, problem)
     for kernel in tunable.kernels:
         configs = [config for config in space if config.kernel == kernel][:_MOST_COMPARED]
@@ -184,7 +185,7 @@ def _constant_mistakes(
 def _misplaced_constants(
     tunable: Declaration, arch: Arch, configs: Sequence[Config], args: tuple[Any, ...]
 ) -> Iterator[Mistake]:
-    """The same of the configs of one kernel."""
+    """Yield misplaced constants of the configs of a kernel."""
     if not configs:
         return
     parameters = [name for name, _ in cutile.parameters(tunable.kernel_of(configs[0]))]
@@ -194,16 +195,18 @@ def _misplaced_constants(
         try:
             passed = args_fn(config, *args)
         except Exception:
-            continue  # the default is accepted; which others may run is for `legal` to say
+            continue  # the default is accepted; `legal` decides which other configs may run
         arrived.append((config, dict(zip(parameters, passed, strict=False))))
     right = {
         name
         for name in configs[0].constants
-        if all(_same(there[name], config[name]) for config, there in arrived)
+        if all(_same(received[name], config[name]) for config, received in arrived)
     }
     for name in configs[0].constants:
         for other in parameters if name not in right else ():
-            if other not in right and all(_same(there[other], config[name]) for config, there in arrived):
+            if other not in right and all(
+                _same(received[other], config[name]) for config, received in arrived
+            ):
                 yield Mistake(
                     "args_fn",
                     f"args_fn hands on the config's {name} where the kernel takes {other}; "
@@ -217,11 +220,10 @@ def _same(one: object, other: object) -> bool:
 
 
 _MOST_COMPARED = 64
-"""Configs of a search space whose constants are compared with what args_fn makes of them, at most."""
-
+"""Most configs of a search space whose constants are compared with the arguments that args_fn returns."""
 
 _MACHINE_WORDS = ("meta", "cuda", "nvidia", "driver", "triton")
-"""An error whose text has one of these words comes from a missing GPU or storage, not from a mistake."""
+"""Words in the text of an error that comes from a missing GPU or storage, not a mistake."""
 
 
 def _of_the_machine(error: Exception) -> bool:
@@ -229,9 +231,9 @@ def _of_the_machine(error: Exception) -> bool:
 
 
 def _reference_mistakes(tunable: Declaration, args: tuple[Any, ...]) -> Iterator[Mistake]:
-    """Mistakes in the reference that show without computing; a sweep calls it on real tensors."""
+    """Yield mistakes in the reference that are visible without computing, as a sweep does."""
     try:
-        found = tunable.reference(*args)
+        results = tunable.reference(*args)
     except DeclarationError as error:
         yield Mistake("reference", f"reference raised {described(error, tunable.reference)}")
         return
@@ -246,6 +248,6 @@ def _reference_mistakes(tunable: Declaration, args: tuple[Any, ...]) -> Iterator
             )
         return
     try:
-        closes_of(tunable, found, dict(zip(tunable.parameters, args, strict=True)))
+        closes_of(tunable, results, dict(zip(tunable.parameters, args, strict=True)))
     except DeclarationError as error:
         yield Mistake("reference", str(error).removeprefix(f"{tunable.name}: "))

@@ -1,4 +1,4 @@
-"""Blanks of a declaration that `aot-tune new` began: what its author has yet to write."""
+"""Blanks of a declaration that `aot-tune new` began: parts that its author has yet to write."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ if TYPE_CHECKING:
 T = TypeVar("T", bound=Callable[..., Any] | Sequence[Any] | Mapping[str, Any])
 
 _BLANK = "_blank_of_aot_tune"
-"""The attribute of an example that says what belongs in its place."""
+"""Attribute of an example that describes the value to write in its place."""
 
 
 class _BlankList(list[Any]):
-    """A list that is an example."""
+    """List that is an example."""
 
 
 class _BlankTuple(tuple[Any, ...]):
-    """A tuple that is an example."""
+    """Tuple that is an example."""
 
 
 class _BlankDict(dict[str, Any]):
-    """A dict that is an example."""
+    """Dict that is an example."""
 
 
 def _refusing(what: str, example: Callable[..., Any]) -> Callable[..., Any]:
-    """A function with the example's parameters that computes nothing."""
+    """Return a function with the example's parameters that raises when called."""
 
     @functools.wraps(example)
     def refuse(*args: object, **named: object) -> NoReturn:
@@ -43,12 +43,12 @@ def _refusing(what: str, example: Callable[..., Any]) -> Callable[..., Any]:
 def blank(what: str, example: T) -> T:
     """Mark a part of a declaration that its author has yet to write.
 
-    The module imports, and `aot-tune doctor` lists the blanks. Nothing is computed by an example: until no
-    blank is left the declaration is not checked further, and neither launched, tuned nor compiled. To fill
-    one in, write the right value in place of the whole call; where the example is right, that is the example.
+    The module can be imported, and `aot-tune doctor` lists the blanks. An example computes nothing: while a
+    blank is left, the declaration is not checked further, and cannot be launched, tuned or compiled. To fill
+    a blank in, write the right value in place of the whole call; the example may be the right value.
 
     Args:
-        what: What belongs there, in words.
+        what: The value to write, in words.
         example: A function, list, tuple or dict of the right form.
     """
     marked: Any
@@ -65,7 +65,7 @@ def blank(what: str, example: T) -> T:
 
 
 def blanks_of(tunable: Declaration) -> Iterator[tuple[str, str]]:
-    """The fields of a declaration that are blank, each with what belongs there."""
+    """Yield the blank fields of a declaration, each with the value to write, in words."""
     for field in tunable.__dataclass_fields__:
         what = getattr(getattr(tunable, field), _BLANK, None)
         if isinstance(what, str):
@@ -73,7 +73,7 @@ def blanks_of(tunable: Declaration) -> Iterator[tuple[str, str]]:
 
 
 def blank_mistakes(tunable: Declaration) -> list[Mistake]:
-    """A mistake for each blank."""
+    """Return a mistake for each blank."""
     return [
         Mistake(field, f"{field} is blank: {what}; write it in place of blank(...)")
         for field, what in blanks_of(tunable)
@@ -86,6 +86,6 @@ def refuse_blanks(*tunables: Declaration) -> None:
     Raises:
         DeclarationError: Names each blank.
     """
-    found = [f"{one.name}: {mistake.text}" for one in tunables for mistake in blank_mistakes(one)]
-    if found:
-        raise DeclarationError("\n".join(found))
+    texts = [f"{tunable.name}: {mistake.text}" for tunable in tunables for mistake in blank_mistakes(tunable)]
+    if texts:
+        raise DeclarationError("\n".join(texts))

@@ -1,7 +1,7 @@
-"""Refuse a declaration that contradicts itself, and say what to write. Touches no GPU, reads no table.
+"""Refuse a declaration that contradicts itself, with the text to write. Touches no GPU, reads no table.
 
-`check_declaration` runs at every construction, and so in every serving process: it looks at one problem on
-one arch. `declaration_problems` looks at all problems on one arch, for the tuner and the command line.
+`check_declaration` runs at every construction, and so in every serving process: it checks one problem on one
+arch. `declaration_problems` checks all problems on one arch, for the tuner and the command line.
 """
 
 from __future__ import annotations
@@ -61,21 +61,21 @@ _CALLED_WITH = {
     "work": ("config", "problem"),
     "invariant": ("config", "problem"),
 }
-"""What each function of a declaration is called with, but for those that take the launch arguments."""
+"""Arguments of each function of a declaration, except functions that take the launch arguments."""
 
 _MUTATED = ("outputs", "inplace", "reset")
 
 _FIRST_ARCHS = (Arch(9, 0), Arch(10, 0), Arch(12, 0))
-"""The archs whose search spaces are tried first, because most kernels have one there."""
+"""Archs whose search spaces are tried first, because most kernels have one for them."""
 
 # At construction ----------------------------------------------------------------------------------
 
 
 def check_declaration(tunable: Declaration) -> None:
-    """Refuse the mistakes that show on the first typical problem without torch.
+    """Refuse the mistakes that are visible on the first typical problem without torch.
 
     Raises:
-        DeclarationError: There is a mistake; names the kernel, the field, what was found and what to write.
+        DeclarationError: There is a mistake; names the kernel, the field, the value and what to write.
     """
     check_name(tunable.name)
     _check_place(tunable)
@@ -203,7 +203,7 @@ def _check_functions(tunable: Declaration) -> None:
 
 
 def _check_called(tunable: Declaration, field: str, function: Callable[..., object]) -> None:
-    """Refuse a function that cannot take what it is called with, where its signature can be read."""
+    """Refuse a function that cannot take its arguments, where its signature can be read."""
     called_with = _CALLED_WITH[field]
     try:
         signature = inspect.signature(function)
@@ -261,26 +261,26 @@ def _first_problem(tunable: Declaration) -> Problem:
 
 
 def _check_returned(tunable: Declaration) -> None:
-    """Refuse a `problem` that does not return an axis, where that shows without real tensors."""
+    """Refuse a `problem` that does not return an axis, where this is visible without real tensors."""
     try:
-        found = returned(tunable.problem, len(tunable.parameters))
+        keys = returned(tunable.problem, len(tunable.parameters))
     except NotFollowedError:
         return  # `declaration_problems` finds it before a sweep, with tensors that have no storage
-    if not isinstance(found, Mapping):
-        _refuse(tunable, f"problem() returned a {type(found).__name__}; return a dict of sizes and dtypes")
+    if not isinstance(keys, Mapping):
+        _refuse(tunable, f"problem() returned a {type(keys).__name__}; return a dict of sizes and dtypes")
     for axis in tunable.axes:
-        if axis not in found:
-            _refuse(tunable, axis_missing(axis, f"it returns {names(map(str, found))}"))
+        if axis not in keys:
+            _refuse(tunable, axis_missing(axis, f"it returns {names(map(str, keys))}"))
 
 
 def _an_arch(tunable: Declaration, problem: Problem) -> Arch:
-    """The first arch with a search space for this problem."""
+    """Return the first arch with a search space for this problem."""
     raised: Exception | None = None
     not_a_list: str | None = None
     for arch in dict.fromkeys((*_FIRST_ARCHS, *KNOWN_ARCHS)):
         try:
             space = tunable.declared_space(arch, problem)
-        except Exception as error:  # the author's code need not know every arch: one that it knows is enough
+        except Exception as error:  # the author's code need not support every arch: one is enough
             raised = raised or error
             continue
         kind = space_kind(space)
@@ -301,16 +301,16 @@ def _an_arch(tunable: Declaration, problem: Problem) -> Arch:
 
 
 def first_arch(tunable: Declaration) -> Arch:
-    """The arch to check a declaration on where none is named: the first that it has a search space for."""
+    """Return the arch to check a declaration on where none is named: the first with a search space."""
     return _FIRST_ARCHS[0] if blank_mistakes(tunable) else _an_arch(tunable, _first_problem(tunable))
 
 
 def declaration_problems(tunable: Declaration, arch: Arch) -> list[str]:
-    """List all mistakes of a declaration on one arch, over every typical problem.
+    """List all mistakes of a declaration on an arch, over every typical problem.
 
-    Imports torch and makes every problem's arguments without storage. A mistake that several problems share
-    is listed once, for the first of them, with the number of the others. While a blank is left, nothing else
-    is listed.
+    Imports torch and makes every problem's arguments without storage. A mistake of several problems is listed
+    once, for the first of them, with the number of further ones. While a blank is left, only blanks are
+    listed.
     """
     if blank := blank_mistakes(tunable):
         return [f"{tunable.name}: {mistake.text}" for mistake in blank]
@@ -319,7 +319,7 @@ def declaration_problems(tunable: Declaration, arch: Arch) -> list[str]:
 
     kinds = (place_mistakes, machine_mistakes, written_mistakes, misnamed_mistakes)
     whole = [mistake.text for mistakes in kinds for mistake in mistakes(tunable)]
-    found: dict[str, list[tuple[str, Problem]]] = {}
+    by_part: dict[str, list[tuple[str, Problem]]] = {}
     sound: list[Problem] = []
     for problem in tunable.typical_problems:
         mistakes = _without_arguments(tunable, arch, problem)
@@ -327,20 +327,20 @@ def declaration_problems(tunable: Declaration, arch: Arch) -> list[str]:
             sound.append(problem)
             mistakes = list(argument_mistakes(tunable, arch, problem))
         for about, text in mistakes:
-            found.setdefault(about, []).append((text, problem))
-    shared = (of_problems(*having[0], len(having) - 1) for having in found.values())
+            by_part.setdefault(about, []).append((text, problem))
+    shared = (of_problems(*having[0], len(having) - 1) for having in by_part.values())
     return [f"{tunable.name}: {text}" for text in (*whole, *shared, *space_mistakes(tunable, arch, sound))]
 
 
 def uncounted(tunable: Declaration, arch: Arch) -> str | None:
-    """Why the default's code cannot be followed to count what it multiplies; None where it can."""
+    """Return why the default's code cannot be followed to count its products; None where it can."""
     from aot_tune.declare.remarks import uncounted
 
     return uncounted(tunable, arch)
 
 
 def declaration_remarks(tunable: Declaration, arch: Arch) -> list[str]:
-    """List what a declaration without mistakes probably does not mean. Imports torch.
+    """List probably unintended parts of a declaration without mistakes. Imports torch.
 
     Nothing is listed while a blank is left.
     """
@@ -352,7 +352,7 @@ def declaration_remarks(tunable: Declaration, arch: Arch) -> list[str]:
 
 
 def mistakes_on(tunable: Declaration, arch: Arch, problem: Problem) -> list[str]:
-    """List all mistakes of a declaration on one arch for one problem. Imports torch."""
+    """List all mistakes of a declaration on an arch for a problem. Imports torch."""
     from aot_tune.declare.argument_mistakes import argument_mistakes
 
     without = _without_arguments(tunable, arch, problem)

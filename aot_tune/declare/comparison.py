@@ -1,8 +1,8 @@
 """Compare an output with its reference, and poison outputs before the launch. Launches nothing.
 
-Before a check the outputs hold a poison that no right result contains, another one for each seed: NaN bits,
-then a huge finite number. So a kernel that writes nothing, or only a part, cannot pass with what an earlier
-launch left there.
+Before a check the outputs hold a poison that no correct result contains, by the seed NaN bits or a huge
+finite number. So a kernel that writes nothing, or only a part, cannot pass with the results of an earlier
+launch.
 """
 
 from __future__ import annotations
@@ -12,25 +12,25 @@ import torch
 from aot_tune.declare.declaration import Close
 
 CHUNK = 1 << 24
-"""Elements compared at a time, which bounds memory to a few temporaries of 128 MiB for any output."""
+"""Elements compared at a time, so that any output takes only a few temporaries of 128 MiB."""
 
 _BITS = {1: torch.uint8, 2: torch.int16, 4: torch.int32, 8: torch.int64}
 _POISONS = {1: (0xFF, 0x7F), 2: (-1, 0x7F7F), 4: (-1, 0x7F7F7F7F), 8: (-1, 0x7F7F7F7F7F7F7F7F)}
-"""The poisons of even and odd seeds, by the bytes of an element. All bits set are NaN in every float dtype
+"""Poisons of even and odd seeds, by the bytes of an element. All bits set are NaN in every float dtype
 and -1 in ints; bytes of 0x7F are 3.4e38 in bfloat16 and float32, 1.4e306 in float64, NaN in float16 and fp8,
 and 127 in int8."""
 
 
 def bits(tensor: torch.Tensor) -> torch.Tensor:
-    """View the same memory as integers, in which NaNs of one bit pattern are equal. Keeps all strides."""
+    """View a tensor's memory as integers, so that NaNs of one bit pattern are equal. Keeps all strides."""
     return tensor.view(_BITS[tensor.element_size()])
 
 
 def words(tensor: torch.Tensor) -> torch.Tensor:
-    """The bits of a tensor in the order of its memory, eight bytes at a time; else its `bits`.
+    """View a tensor's bits in memory order, eight bytes at a time, if possible; else its `bits`.
 
-    A GPU reads eight bytes at a time as fast as its memory allows, two at a time slower. The elements must
-    lie without gaps, in any order of dimensions.
+    A GPU reads eight bytes at a time at its memory's speed, two at a time more slowly. The elements must have
+    no gaps, in any order of dimensions.
     """
     whole, size = bits(tensor), tensor.element_size()
     in_memory = whole.permute(sorted(range(whole.dim()), key=whole.stride, reverse=True))
@@ -50,7 +50,7 @@ def same_bits(one: torch.Tensor, other: torch.Tensor) -> bool:
 
 
 def poison(tensor: torch.Tensor, seed: int) -> None:
-    """Overwrite a tensor with values that no right result contains, others for odd seeds than for even."""
+    """Overwrite a tensor with values that no correct result contains, by whether the seed is odd."""
     if tensor.dtype == torch.bool:
         tensor.fill_(seed % 2 == 0)
         return
@@ -59,7 +59,7 @@ def poison(tensor: torch.Tensor, seed: int) -> None:
 
 
 def compare(name: str, output: torch.Tensor, expected: Close) -> str | None:
-    """Say which elements of an output are further off than allowed; None when all of them are right.
+    """Describe the wrong elements of an output; None where all are within tolerance.
 
     A NaN or infinity in the output is never close to a finite value; an infinity equals the same infinity.
     """
@@ -89,7 +89,7 @@ def chunks(tensor: torch.Tensor) -> list[torch.Tensor]:
 
 
 def _explained(name: str, output: torch.Tensor, expected: Close, count: int, wide: torch.dtype) -> str:
-    """A sentence with the count of wrong elements and the first of them."""
+    """Return a sentence with the count of wrong elements and the first of them."""
     first, offset = "", 0
     for part, right in zip(chunks(output), chunks(expected.value), strict=True):
         off = _off(part.to(wide), right.to(wide), expected)

@@ -1,4 +1,4 @@
-"""A kernel's declaration: all that a build and a launch need to know of it. Checks and launches nothing.
+"""Declaration of a kernel: all data for builds and launches. Checks and launches nothing.
 
 Authors construct an `aot_tune.tunable.Tunable`, a declaration that checks itself and can be launched. All
 other code uses the class of this module. ``aot_tune/declare/README.md`` shows how to write one.
@@ -32,17 +32,17 @@ if TYPE_CHECKING:
 
 
 NAME = "[a-z][a-z0-9_]{0,63}"
-"""The pattern of a kernel's name, which is also the name of its table's file."""
+"""Pattern of a kernel's name, which is also the name of its table's file."""
 
 _NAME = re.compile(NAME)
 
 
 @dataclass(frozen=True, kw_only=True)
 class Close:
-    """The value that an output must equal, and how closely: ``|output - value| <= atol + rtol * |value|``."""
+    """Expected output with its tolerances: ``|output - value| <= atol + rtol * |value|``."""
 
     value: torch.Tensor
-    """The right result, of any float dtype, more precise than the kernel's, and of the output's shape."""
+    """Correct result of the output's shape, of any float dtype, more precise than the kernel's."""
 
     rtol: float
     """Relative tolerance."""
@@ -64,7 +64,7 @@ def is_amount(value: object) -> bool:
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """The cost of one tile (block of work), for the performance model and for launches on another card."""
+    """Cost of one tile (block of work), for the performance model and for launches on other GPU models."""
 
     steps: int = 1
     """Iterations of the inner loop."""
@@ -90,7 +90,7 @@ class Work:
 
 @dataclass(frozen=True, kw_only=True, eq=False)
 class Declaration:
-    """A cuTile kernel with its search space, its rules and the shapes it meets in practice.
+    """Declared cuTile kernel: its search space, its rules and the shapes that it meets in practice.
 
     `problem`, `args_fn` and `reference` take the arguments of a launch, by position. The names in `outputs`,
     `inplace` and `reset` are parameter names of `problem`. Every config that a method returns has its
@@ -98,63 +98,63 @@ class Declaration:
     """
 
     name: str
-    """The kernel's lower-case name, unique among all kernels; the table's file has it too."""
+    """Lower-case name of the kernel and its table's file, unique among all kernels."""
 
     package: str
     """``__package__`` of the declaring module; its tables are in ``<top-level package>/tuned_configs``."""
 
     kernel: Any
-    """The ``@ct.kernel`` object, without the hints that are searched; or a dict of several by name, of which
-    each config names one: ``Config(kernel="persistent", ...)``."""
+    """Object of ``@ct.kernel``, without the searched hints; or a dict of several by name, of which each
+    config names one: ``Config(kernel="persistent", ...)``."""
 
     axes: Mapping[str, Axis]
-    """The sizes of a problem, each ``Pow2()`` or ``Exact()``."""
+    """Sizes of a problem, each ``Pow2()`` or ``Exact()``."""
 
     problem: Callable[..., Mapping[str, object]]
-    """Launch arguments -> sizes and dtypes; the choice of a config depends on nothing else."""
+    """Launch arguments -> sizes and dtypes; the choice of a config depends only on these."""
 
     search_space: Callable[[Arch, Problem], Sequence[Config]] | Sequence[Config]
-    """(arch, problem) -> candidates, or one list for all problems. Pure: it never looks at the machine."""
+    """(arch, problem) -> candidates, or one list for all problems. Pure: never queries the machine."""
 
     default: Callable[[Arch, Problem], Config] | None = None
-    """(arch, problem) -> the config for untuned problems, of the search space; None takes the first of it."""
+    """(arch, problem) -> the config for untuned problems; None takes the first of the search space."""
 
     grid_fn: Callable[[Config, Device, Problem], tuple[int, ...]]
     """(config, device, problem) -> one to three block counts."""
 
     args_fn: Callable[..., tuple[Any, ...]]
-    """(config, *launch arguments) -> the kernel's arguments. With a keyword-only parameter ``device`` it is
-    given the `Device` of the launch too."""
+    """(config, *launch arguments) -> the kernel's arguments. A keyword-only parameter ``device`` gets the
+    `Device` of the launch."""
 
     make_args: Callable[[Problem, Any, int], tuple[Any, ...]]
-    """(problem, torch device, seed) -> realistic random launch arguments; must take device "meta" too."""
+    """(problem, torch device, seed) -> realistic random launch arguments; must accept device "meta"."""
 
     reference: Callable[..., Mapping[str, Close | torch.Tensor] | Close | torch.Tensor]
-    """Launch arguments before the kernel ran -> a `Close` for each mutated one; alone if there is but one. A
-    tensor in place of a `Close` is compared by the tolerances of its argument's dtype."""
+    """Launch arguments before the kernel ran -> a dict with a `Close` for each mutated argument; for a single
+    mutated argument a `Close` alone. A tensor in place of a `Close` is compared by the tolerances of its
+    argument's dtype."""
 
     typical: Sequence[Mapping[str, object]]
-    """The problems to sweep; a list or tuple as a value means each of its members (a product of all)."""
+    """Problems to sweep; a list or tuple as a value means each of its members (a product of all)."""
 
     legal: Callable[[Config, Arch, Problem], bool | str] = lambda config, arch, problem: True
-    """(config, arch, problem) -> whether the config may run; a str says why not. No other code decides it."""
+    """(config, arch, problem) -> True if the config may run, else the reason. No other code decides this."""
 
     fits: Callable[[Config, Device, Problem], bool | str] = lambda config, device, problem: True
-    """(config, device, problem) -> whether the config may run on this very GPU, which may be smaller than
-    others of its arch; a str says why not. Like `legal` it is not part of the source hash."""
+    """(config, device, problem) -> True if the config may run on this particular GPU, which may be smaller
+    than others of its arch, else the reason. Like `legal` it is not part of the source hash."""
 
     batch_axes: Sequence[str] = ()
-    """The Pow2 axes that grow with a batch. Where one choice for every batch is asked for, their sizes do not
-    influence the config."""
+    """Pow2 axes that grow with a batch. Where one config serves every batch, it does not depend on them."""
 
     invariant: Callable[[Config, Problem], bool | str] | None = None
-    """(config, problem) -> whether a row of the result has the same bits at every size on `batch_axes`; a str
-    says why not. None stands for every config. Like `legal` it is not part of the source hash."""
+    """(config, problem) -> True if a row of the result has equal bits at every size on `batch_axes`, else the
+    reason. None means True for every config. Like `legal` it is not part of the source hash."""
 
     outputs: Sequence[str] | None = None
-    """Arguments that the kernel writes whole; they are poisoned before a check. None stands for those that
-    its source stores to and never loads: `output_names`. Like those of `inplace` and `reset`, each is a
-    tensor, a list of tensors, or None where a launch goes without it."""
+    """Arguments that the kernel writes completely; they are poisoned before a check. None means the arguments
+    that its source stores to and never loads: `output_names`. Each is a tensor, a list of tensors, or None in
+    a launch without it, as in `inplace` and `reset`."""
 
     inplace: Sequence[str] = ()
     """Arguments that the kernel reads and changes; they are restored before every trial."""
@@ -163,36 +163,36 @@ class Declaration:
     """Arguments that the kernel adds to, or needs at zero and leaves at zero; zeroed before every trial."""
 
     tiles: Callable[[Config, Problem], int] | None = None
-    """(config, problem) -> the number of blocks of work, by which times are scaled between sizes."""
+    """(config, problem) -> number of blocks of work, by which times are scaled between sizes."""
 
     work: Callable[[Config, Problem], Work] | None = None
-    """(config, problem) -> the cost of one block of work, for the model, and between equally fast configs
-    on another card than the one that was measured; not for occupancy-only spaces."""
+    """(config, problem) -> cost of one block of work, for the model, and between equally fast configs on
+    another GPU model than the measured one; not for occupancy-only spaces."""
 
     programmatic_dependent_launch: bool = False
-    """Whether the kernel may be launched before the one before it in its stream has ended, for which it calls
-    ``ct.grid_dependency_control_wait()`` itself. From sm90 on."""
+    """Whether the kernel may start before the previous launch in its stream has ended. The kernel must call
+    ``ct.grid_dependency_control_wait()``. From sm90 on."""
 
     tables: Path | None = None
-    """The folder of the kernel's tables, where it is not the package's own."""
+    """Folder of the kernel's tables, where it is not the package's own."""
 
     distribution: str | None = None
-    """The installed distribution that ships the kernel, where its name differs from the package's."""
+    """Installed distribution that ships the kernel, where its name differs from the package's."""
 
     # What follows from the fields ---------------------------------------------------------------------------
 
     @lazy
     def parameters(self) -> tuple[str, ...]:
-        """The names of the launch arguments."""
+        """Names of the launch arguments."""
         return tuple(inspect.signature(self.problem).parameters)
 
     @lazy
     def kernels(self) -> Mapping[str | None, Any]:
-        """The kernels by the names that configs call them: by None where there is one."""
+        """Kernels by the names that configs use; by None where there is only one."""
         return dict(self.kernel) if isinstance(self.kernel, Mapping) else {None: self.kernel}
 
     def kernel_of(self, config: Config) -> Any:
-        """The kernel that a config is for.
+        """Return the kernel that a config is for.
 
         Raises:
             DeclarationError: The config names a kernel that is not declared, or none where there are several.
@@ -203,7 +203,7 @@ class Declaration:
             raise DeclarationError(f"{self.name}: {self.kernel_missing(config)}") from None
 
     def kernel_missing(self, config: Config) -> str | None:
-        """What is wrong with the kernel that a config names, and what to write; None where it is declared."""
+        """Return the mistake in a config's kernel, and what to write; None where the kernel is declared."""
         if config.kernel in self.kernels:
             return None
         if None in self.kernels:
@@ -212,7 +212,7 @@ class Declaration:
         return f"the config {config} is for {config.kernel or 'no kernel'}; write {declared} in it"
 
     def constants_of(self, kernel: str | None) -> tuple[str, ...]:
-        """The ``ct.Constant`` parameters of the kernel that configs call so, in order."""
+        """Return the ``ct.Constant`` parameters of a kernel, by the name that configs use, in order."""
         return self._constants.get(kernel, ())
 
     @lazy
@@ -221,7 +221,7 @@ class Declaration:
 
     @lazy
     def constant_names(self) -> tuple[str, ...]:
-        """The ``ct.Constant`` parameters of all kernels, each once, in order."""
+        """Parameters of all kernels that are ``ct.Constant``, each once, in order."""
         return tuple(dict.fromkeys(name for names in self._constants.values() for name in names))
 
     @lazy
@@ -237,19 +237,19 @@ class Declaration:
         return parameter is not None and parameter.kind is parameter.KEYWORD_ONLY
 
     def args_fn_on(self, device: Device) -> Callable[..., tuple[Any, ...]]:
-        """`args_fn` as it is called for launches on a device."""
+        """Return `args_fn` as it is called for launches on a device."""
         return partial(self.args_fn, device=device) if self.takes_device else self.args_fn
 
     @property
     def mutated(self) -> tuple[str, ...]:
-        """The names of all arguments that the kernel writes: `outputs`, `inplace` and `reset`."""
+        """Names of all arguments that the kernel writes: `outputs`, `inplace` and `reset`."""
         return (*self.output_names, *self.inplace, *self.reset)
 
     @lazy
     def output_names(self) -> tuple[str, ...]:
-        """The names of `outputs`; where it is left out, of what the kernel's source only stores to.
+        """Names of `outputs`; where it is left out, of the arguments that the source only stores to.
 
-        The source is not read at import, but when this is first asked for.
+        The source is not read at import, but at the first use.
         """
         if self.outputs is not None:
             return tuple(self.outputs)
@@ -257,32 +257,34 @@ class Declaration:
 
     @lazy
     def written(self) -> Written:
-        """What the kernel's source writes."""
+        """Arguments that the kernel's source writes."""
         from aot_tune.declare.kernel_source.outputs import written
 
         return written(self.kernel, self.args_fn, self.parameters)
 
     def problem_of(self, *args: Any) -> Problem:
-        """The problem of these launch arguments."""
+        """Return the problem of these launch arguments."""
         return Problem(self.problem(*args))
 
     def bucket_of(self, problem: Problem) -> Problem:
-        """The bucket that a problem belongs to."""
+        """Return the bucket of a problem."""
         return bucket_of(self.axes, problem)
 
     def declared_space(self, arch: Arch, problem: Problem) -> Sequence[Config]:
-        """The search space as it is declared, its hints those of the arch."""
+        """Return the search space as declared, with the arch's hints."""
         space = self.search_space(arch, problem) if callable(self.search_space) else self.search_space
-        if isinstance(space, list | tuple) and True in [getattr(one, "by_target", None) for one in space]:
-            # Two that differ elsewhere may be the same here.
+        if not isinstance(space, list | tuple):
+            return space
+        if True in [getattr(config, "by_target", None) for config in space]:
+            # Configs that differ on other archs may be equal on this one.
             return list(dict.fromkeys(config_on(config, arch) for config in space))
         return space
 
     def declared_default(self, arch: Arch, problem: Problem) -> Config:
-        """The default as it is declared: without a function the first of the search space.
+        """Return the default as declared; without a function, the first of the search space.
 
         Raises:
-            DeclarationError: The search space is empty there.
+            DeclarationError: The search space is empty.
         """
         if self.default is None:
             space = self.declared_space(arch, problem)
@@ -294,18 +296,18 @@ class Declaration:
         return config_on(self.default(arch, problem), arch)
 
     def space(self, arch: Arch, problem: Problem) -> tuple[Config, ...]:
-        """The search space, constants in the kernel's order. Keeps duplicates, for the check to find them."""
+        """Return the search space, constants in the kernel's order. Keeps duplicates for the check."""
         return tuple(map(self._ordered, self.declared_space(arch, problem)))
 
     def _ordered(self, config: Config) -> Config:
         return config.with_constant_order(self.constants_of(config.kernel))
 
     def default_config(self, arch: Arch, problem: Problem) -> Config:
-        """The default with its constants in the kernel's order."""
+        """Return the default with its constants in the kernel's order."""
         return self._ordered(self.declared_default(arch, problem))
 
     def config_constants(self, arch: Arch, kernel: str | None = None) -> tuple[str, ...]:
-        """The constants that every config has, in the kernel's order; `args_fn` computes the others.
+        """Return the constants that every config has, in the kernel's order; `args_fn` computes others.
 
         Args:
             arch: The arch.
@@ -318,14 +320,14 @@ class Declaration:
         return next((tuple(c.constants) for space in spaces for c in space if c.kernel == kernel), ())
 
     def refusal(self, config: Config, arch: Arch, problem: Problem) -> str | None:
-        """Why `legal` refuses a config, or None when it may run."""
+        """Return why `legal` refuses a config; None where it may run."""
         verdict = self.legal(config, arch, problem)
         if isinstance(verdict, str):
             return verdict
         return None if verdict else "legal() refuses it"
 
     def batch_refusal(self, config: Config, problem: Problem) -> str | None:
-        """Why a row's bits may depend on the batch with this config; None where they do not."""
+        """Return why a row's bits may depend on the batch with this config; None where they do not."""
         verdict: object = True if self.invariant is None else self.invariant(config, problem)
         if isinstance(verdict, str) and verdict:
             return verdict
@@ -334,10 +336,10 @@ class Declaration:
         return f"invariant() returned {verdict!r:.80}, neither True nor the reason as a text"
 
     def grid(self, config: Config, device: Device, problem: Problem) -> tuple[int, ...]:
-        """The grid that `grid_fn` returns.
+        """Return the grid of `grid_fn`.
 
         Raises:
-            LaunchError: The config cannot run on this very GPU, according to `fits` or `grid_fn`.
+            LaunchError: The config cannot run on this particular GPU, according to `fits` or `grid_fn`.
         """
         verdict = self.fits(config, device, problem)
         if verdict is not True:
@@ -346,22 +348,22 @@ class Declaration:
         return tuple(self.grid_fn(config, device, problem))
 
     def candidates(self, arch: Arch, problem: Problem) -> tuple[Config, ...]:
-        """The search space without the configs that `legal` refuses."""
+        """Return the search space without the configs that `legal` refuses."""
         return tuple(c for c in self.space(arch, problem) if self.refusal(c, arch, problem) is None)
 
     @lazy
     def typical_problems(self) -> tuple[Problem, ...]:
-        """`typical` expanded, in order, without repetitions."""
+        """Problems of `typical`, expanded, in order, without repetitions."""
         return tuple(dict.fromkeys(expanded(self.typical)))
 
     @lazy
     def buckets(self) -> tuple[Problem, ...]:
-        """The buckets of the typical problems, in order, without repetitions."""
+        """Buckets of the typical problems, in order, without repetitions."""
         return tuple(dict.fromkeys(self.bucket_of(problem) for problem in self.typical_problems))
 
     @property
     def module_option(self) -> str:
-        """The option --module that a printed command needs to find the kernel; empty for a shipped kernel."""
+        """Option --module that a printed command needs to find the kernel; empty for a shipped kernel."""
         if self.package.partition(".")[0] == "aot_tune":
             return ""
         return f" --module {getattr(self.problem, '__module__', None) or self.package}"
@@ -371,7 +373,7 @@ class Declaration:
 
 
 def config_on(config: Config, arch: Arch) -> Config:
-    """The config with the hints that it has on an arch, where its author gave some by ``ct.ByTarget``.
+    """Return a config with its hints on an arch, where its author gave some by ``ct.ByTarget``.
 
     Raises:
         DeclarationError: cuTile would refuse such a value.
@@ -384,7 +386,7 @@ def config_on(config: Config, arch: Arch) -> Config:
 
 
 def expanded(typical: Iterable[Mapping[str, object]]) -> Iterable[Problem]:
-    """Expand `Declaration.typical`: a list or tuple means each of its members, several all combinations."""
+    """Expand `Declaration.typical`: a list or tuple means each of its members, several mean the product."""
     for shape in typical:
         choices = [value if isinstance(value, list | tuple) else (value,) for value in shape.values()]
         for values in itertools.product(*choices):
@@ -400,7 +402,7 @@ def check_name(name: object) -> None:
     """Refuse a name that is not a plain file name: ``../x``, an absolute path, NUL, 300 characters.
 
     Raises:
-        DeclarationError: The name is not a plain lower-case one.
+        DeclarationError: The name is not a plain lower-case name.
     """
     if not is_name(name):
         raise DeclarationError(

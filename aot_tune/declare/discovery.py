@@ -16,44 +16,44 @@ from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import AotTuneError, DeclarationError, EntryPointWarning, UsageError
 
 GROUP = "aot_tune.tunables"
-"""The entry-point group whose members name modules that declare kernels: ``mylib = "mylib.kernels"``."""
+"""Entry-point group whose members name modules that declare kernels: ``mylib = "mylib.kernels"``."""
 
 OWN_KERNELS = "aot_tune.kernels"
-"""The module of the shipped kernels. They need no entry point, so that a checkout works uninstalled."""
+"""Module of the shipped kernels. They need no entry point, so that a checkout works uninstalled."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class FoundKernel:
-    """A declaration and where it was found."""
+    """Declaration with its module."""
 
     module: str
-    """The module whose import makes it; another process finds it by this and the kernel's name."""
+    """Module whose import makes the declaration; other processes find it by module and kernel name."""
 
     tunable: Declaration
-    """The declaration."""
+    """Declaration of the kernel."""
 
     @property
     def module_option(self) -> str:
-        """The option --module by which a command finds the kernel here; empty for a shipped kernel.
+        """Option --module by which a command finds the kernel; empty for a shipped kernel.
 
-        `Declaration.module_option` names the module of the author's functions: a factory of declarations may
-        stand in another one, which declares nothing.
+        `Declaration.module_option` names the module of the author's functions. A factory of declarations may
+        be in another module, which declares nothing.
         """
         return f" --module {self.module}" if self.tunable.module_option else ""
 
 
 @dataclass(frozen=True, kw_only=True)
 class Broken:
-    """An installed entry point whose kernels cannot be loaded, or one kernel of it whose name is taken."""
+    """Installed entry point whose kernels cannot be loaded, or a kernel of it whose name is taken."""
 
     point: str
-    """Its description: ``entry point mylib = mylib.kernels of mylib 1.0``."""
+    """Description of the entry point: ``entry point mylib = mylib.kernels of mylib 1.0``."""
 
     what: str
-    """The reason why it is left out."""
+    """Reason why it is left out."""
 
     fix: str
-    """The advice what to do about it."""
+    """Advice what to do about it."""
 
     def __str__(self) -> str:
         return f"{self.point} is left out: {self.what}; {self.fix}"
@@ -61,29 +61,29 @@ class Broken:
 
 @dataclass(frozen=True, kw_only=True)
 class Survey:
-    """All declarations, and the entry points that gave none."""
+    """All declarations, and the entry points that failed."""
 
     found: dict[str, FoundKernel]
-    """The declarations by kernel name, in the order in which they were found."""
+    """Declarations by kernel name, in the order of discovery."""
 
     broken: tuple[Broken, ...]
     """Entry points and kernels that were left out."""
 
 
 def find_tunables(modules: Sequence[str] = ()) -> dict[str, FoundKernel]:
-    """The declarations that `survey` finds; warns of each entry point that is left out."""
+    """Return the declarations that `survey` finds; warn of each entry point that is left out."""
     result = survey(modules)
     warn_of(result.broken)
     return result.found
 
 
 def survey(modules: Sequence[str] = (), *, may_be_bare: Container[str] = ()) -> Survey:
-    """Find all declarations of the named modules; without names, those of every installed entry point.
+    """Find all declarations of the named modules; without names, of every installed entry point.
 
     Modules are found in the current folder too, after installed ones. A module's globals are examined,
-    imported ones too; the files of a package are not walked. A broken entry point of another package is left
-    out, because it must not keep anybody from the other kernels; so is a kernel whose name is one of an
-    earlier entry point.
+    including imported ones; the files of a package are not walked. A broken entry point of another package is
+    left out, because the other kernels must stay usable; so is a kernel whose name an earlier entry point
+    has.
 
     Args:
         modules: Module names such as ``mylib.kernels``, or paths such as ``mylib/kernels.py``.
@@ -97,7 +97,7 @@ def survey(modules: Sequence[str] = (), *, may_be_bare: Container[str] = ()) -> 
     broken: list[Broken] = []
     for module in module_names(modules):
         try:
-            here = list(_tunables_in(module)) if module in may_be_bare else _declared_in(module)
+            declared = list(_tunables_in(module)) if module in may_be_bare else _declared_in(module)
         except AotTuneError as error:
             if modules or module == OWN_KERNELS:
                 raise
@@ -105,31 +105,32 @@ def survey(modules: Sequence[str] = (), *, may_be_bare: Container[str] = ()) -> 
                 broken_point(module, error.what if isinstance(error, _ImportFailed) else str(error))
             )
             continue
-        for one in here:
-            other = found.setdefault(one.tunable.name, one)
-            if other.tunable is one.tunable:
+        for kernel in declared:
+            other = found.setdefault(kernel.tunable.name, kernel)
+            if other.tunable is kernel.tunable:
                 continue
             if modules or other.module == module:
-                raise UsageError(_twice(one.tunable.name, other.module, module))
+                raise UsageError(_twice(kernel.tunable.name, other.module, module))
             broken.append(
                 Broken(
-                    point=f"kernel {one.tunable.name!r} of {module}",
-                    what=f"{other.module} declares one of that name too",
+                    point=f"kernel {kernel.tunable.name!r} of {module}",
+                    what=f"{other.module} declares a kernel of that name too",
                     fix=f"name its module, --module {module}, or give it another name",
                 )
             )
     return Survey(found=found, broken=tuple(broken))
 
 
-def _twice(name: str, one: str, other: str) -> str:
-    if one == other:
-        return f"two kernels of {one} are called {name!r}; give one of them another name"
-    return f"two kernels are called {name!r}: one in {one}, one in {other}; name one module with --module"
+def _twice(name: str, first: str, second: str) -> str:
+    if first == second:
+        return f"two kernels of {first} are called {name!r}; give one of them another name"
+    return f"two kernels are called {name!r}, in {first} and in {second}; name one module with --module"
 
 
 def broken_point(module: str, what: str) -> Broken:
-    """Describe the entry point that names `module`, which cannot be loaded for the reason `what`."""
-    point = next(one for one in metadata.entry_points(group=GROUP) if _module_of(one) == module)
+    """Describe the entry point that names `module`; it cannot be loaded for the reason `what`."""
+    points = metadata.entry_points(group=GROUP)
+    point = next(named for named in points if _module_of(named) == module)
     described = f"entry point {point.name} = {point.value}"
     if point.dist is None:
         return Broken(point=described, what=what, fix="repair its package or uninstall it")
@@ -143,14 +144,14 @@ def broken_point(module: str, what: str) -> Broken:
 
 def warn_of(broken: Iterable[Broken]) -> None:
     """Give one warning for each broken entry point."""
-    for one in broken:
-        warnings.warn(str(one), EntryPointWarning, stacklevel=3)
+    for point in broken:
+        warnings.warn(str(point), EntryPointWarning, stacklevel=3)
 
 
 def module_names(modules: Sequence[str] = ()) -> list[str]:
-    """The import names of the named modules; without names, of those of every installed entry point.
+    """Return the import names of the named modules; without names, of every installed entry point.
 
-    From then on modules are found in the current folder too. None of the modules is imported.
+    Afterwards modules are found in the current folder too. None of the modules is imported.
 
     Raises:
         UsageError: A path is outside the current folder.
@@ -160,19 +161,19 @@ def module_names(modules: Sequence[str] = ()) -> list[str]:
 
 
 def load(module: str, name: str) -> Declaration:
-    """The declaration called `name` in a module: how a child process finds what its parent found.
+    """Return the declaration called `name` in a module, so that a child process finds its parent's.
 
-    The child imports by its own ``sys.path``, which is that of its parent.
+    The child imports by its own ``sys.path``, which equals its parent's.
 
     Raises:
-        UsageError: The module cannot be imported or has no such kernel; it lists those that it has.
+        UsageError: The module cannot be imported or has no such kernel; the message lists its kernels.
     """
-    here = {found.tunable.name: found.tunable for found in _tunables_in(module)}
-    if name not in here:
+    declared = {kernel.tunable.name: kernel.tunable for kernel in _tunables_in(module)}
+    if name not in declared:
         raise UsageError(
-            f"module {module} declares no kernel {name!r}; it has {' '.join(sorted(here)) or 'none'}"
+            f"module {module} declares no kernel {name!r}; it has {' '.join(sorted(declared)) or 'none'}"
         )
-    return here[name]
+    return declared[name]
 
 
 def declared_kernel(module: str, name: str, kernel: str | None) -> Any:
@@ -190,7 +191,7 @@ def declared_kernel(module: str, name: str, kernel: str | None) -> Any:
 
 
 def installed_modules() -> list[str]:
-    """The modules that the installed entry points name, after that of the shipped kernels."""
+    """Return the modules of the installed entry points, after the shipped kernels' module."""
     named = map(_module_of, metadata.entry_points(group=GROUP))
     return list(dict.fromkeys([OWN_KERNELS, *sorted(named)]))
 
@@ -200,46 +201,46 @@ def _module_of(point: metadata.EntryPoint) -> str:
 
 
 def _declared_in(module: str) -> list[FoundKernel]:
-    here = list(_tunables_in(module))
-    if not here:
+    declared = list(_tunables_in(module))
+    if not declared:
         raise UsageError(
             f"module {module} declares no kernel: it has no global that is a Tunable, or a list or dict "
-            "of them; name the module that holds one, or import them there"
+            "of them; name the module that holds them, or import them in this one"
         )
-    return here
+    return declared
 
 
 def _tunables_in(module: str) -> Iterable[FoundKernel]:
-    """The declarations among a module's globals, each once, in the order of their definition.
+    """Yield the declarations among a module's globals, each once, in the order of definition.
 
-    Lists, tuples and dicts of declarations are such globals too, as a loop over variants makes them. Those in
-    a module's tuple ``TUNABLES`` come first, where it has one.
+    Lists, tuples and dicts of declarations count too, as a loop over variants makes them. Members of a
+    module's tuple ``TUNABLES`` come first, where it has one.
     """
     seen: set[int] = set()
     names = vars(imported(module))
     listed = names.get("TUNABLES", ())
     for value in (*(listed if isinstance(listed, tuple) else ()), *names.values()):
-        for one in _members(value):
-            if isinstance(one, Declaration) and id(one) not in seen:
-                seen.add(id(one))
-                yield FoundKernel(module=module, tunable=one)
+        for member in _members(value):
+            if isinstance(member, Declaration) and id(member) not in seen:
+                seen.add(id(member))
+                yield FoundKernel(module=module, tunable=member)
 
 
 def _members(value: object) -> Iterable[object]:
-    """The members of a list, a tuple or a dict's values; of any other global the value itself."""
+    """Return the members of a list or tuple, or a dict's values; for other globals the value itself."""
     if isinstance(value, list | tuple):
         return value
     return tuple(value.values()) if isinstance(value, dict) else (value,)
 
 
 def _add_current_folder() -> None:
-    """Let modules be found in the current folder, after all installed ones: no file there replaces these."""
+    """Add the current folder to the path, after all installed modules: no file in it replaces them."""
     if os.getcwd() not in sys.path and "" not in sys.path:
         sys.path.append(os.getcwd())
 
 
 class _ImportFailed(UsageError):
-    """A module cannot be imported. `what` is the message without the advice for the person who named it."""
+    """A module cannot be imported. `what` is the message without the advice for the user who named it."""
 
     def __init__(self, what: str, fix: str) -> None:
         super().__init__(f"{what}; {fix}")
@@ -247,16 +248,16 @@ class _ImportFailed(UsageError):
 
 
 def imported(module: str) -> object:
-    """Import a module of somebody's.
+    """Import a user's module.
 
     Raises:
-        UsageError: It cannot be imported; the message says why, and what to do.
+        UsageError: It cannot be imported; the message gives the reason and the next step.
         DeclarationError: A declaration in it contradicts itself.
     """
     try:
         return importlib.import_module(module)
     except DeclarationError:
-        raise  # it names the place and the next step already
+        raise  # its message already names the place and the next step
     except ModuleNotFoundError as error:
         missing = error.name or ""
         if module == missing or module.startswith(missing + "."):
@@ -279,13 +280,13 @@ def imported(module: str) -> object:
 
 
 def _raised_at(error: BaseException) -> str:
-    """The file and line that raised, in a syntax error's form; empty where the import itself failed."""
+    """Return the file and line that raised, in a syntax error's form; empty where the import failed."""
     last = traceback.extract_tb(error.__traceback__)[-1]
     return "" if last.filename.startswith("<") else f" ({last.filename}, line {last.lineno})"
 
 
 def _module_name(text: str) -> str:
-    """``mylib.kernels`` for ``mylib/kernels.py`` and ``mylib/kernels``; a module name stays as it is."""
+    """Return ``mylib.kernels`` for ``mylib/kernels.py`` and ``mylib/kernels``; keep a module name."""
     if not text.endswith(".py") and os.sep not in text:
         return text
     relative = os.path.relpath(text) if os.path.isabs(text) else os.path.normpath(text)

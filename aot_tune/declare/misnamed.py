@@ -1,4 +1,4 @@
-"""Find outputs that a kernel only loads, in place of what it stores to. Imports torch, needs no GPU."""
+"""Find named outputs that a kernel only loads, instead of stored arguments. Imports torch, uses no GPU."""
 
 from __future__ import annotations
 
@@ -15,16 +15,16 @@ if TYPE_CHECKING:
 
 
 def misnamed_mistakes(tunable: Declaration) -> Iterator[Mistake]:
-    """Outputs in place of which other arguments are named, all of which the kernel only loads.
+    """Yield stored arguments that are not named, where the kernel only loads all named ones.
 
-    One that arrives at a parameter of another name is left out: `args_fn` may confuse the two, of which
-    `remarks` tells.
+    An argument that arrives at a parameter of another name is left out: `args_fn` may confuse the two, which
+    `remarks` reports.
     """
     if tunable.outputs is None:
         return
-    found = tunable.written
-    stored = [name for name in found.whole if name not in tunable.mutated]
-    certain = set(tunable.mutated) <= set(found.only_loaded) and set(stored) <= set(found.by_name)
+    written = tunable.written
+    stored = [name for name in written.whole if name not in tunable.mutated]
+    certain = set(tunable.mutated) <= set(written.only_loaded) and set(stored) <= set(written.by_name)
     if stored and certain and not _share_memory(tunable, stored):
         listed = f"({', '.join(map(repr, stored))}{',' if len(stored) == 1 else ''})"
         yield Mistake(
@@ -35,10 +35,10 @@ def misnamed_mistakes(tunable: Declaration) -> Iterator[Mistake]:
 
 
 def _share_memory(tunable: Declaration, stored: Sequence[str]) -> bool:
-    """Whether an argument of these is a view of a mutated one, or that cannot be seen."""
+    """Whether one of these arguments is a view of a mutated one, or this cannot be determined."""
     try:
         args = tunable.make_args(tunable.typical_problems[0], torch.device("meta"), 0)
         named = dict(zip(tunable.parameters, args, strict=True))
     except Exception:
-        return True  # it is told where the arguments are looked at
-    return any(shares(named[one])(named[other]) for one in stored for other in tunable.mutated)
+        return True  # `argument_mistakes` reports it
+    return any(shares(named[name])(named[other]) for name in stored for other in tunable.mutated)

@@ -21,28 +21,28 @@ if TYPE_CHECKING:
 def problems_of_files(
     kernels: Sequence[FoundKernel], paths: Sequence[Path], arch: Arch
 ) -> tuple[dict[str, tuple[Problem, ...]], list[str]]:
-    """The problems that servers missed and appended to files, by kernel.
+    """Read the problems that servers missed and appended to files, by kernel.
 
     Args:
         kernels: The chosen kernels.
-        paths: The files of AOT_TUNE_RECORD; those that its processes made, ``<path>.<pid>``, are read too.
+        paths: The files of AOT_TUNE_RECORD; the files of its processes, ``<path>.<pid>``, are read too.
         arch: Problems that were missed on another arch are left out.
 
     Returns:
-        The problems, and a line for a person for each reason why lines of the files are of no use here.
+        The problems, and a line for the user for each reason why lines of the files are left out.
 
     Raises:
         UsageError: A file cannot be read, or none of them names a problem of these kernels.
     """
-    by_name = {found.tunable.name: found.tunable for found in kernels}
+    by_name = {kernel.tunable.name: kernel.tunable for kernel in kernels}
     chosen: dict[str, tuple[Problem, ...]] = {}
     unused: dict[str, list[str]] = {}
     for path in _files_of(paths):
         for number, line in enumerate(_lines_of(path), 1):
             try:
-                told = json.loads(line)
-                name, wanted = told.get("kernel"), told.get("problem")
-                why = _other(told, by_name, arch)
+                record = json.loads(line)
+                name, wanted = record.get("kernel"), record.get("problem")
+                why = _other(record, by_name, arch)
                 problems = chosen_problems(by_name[name], wanted) if why is None else ()
             except (ValueError, AttributeError, KeyError, TypeError):
                 why = "it is broken, no line that AOT_TUNE_RECORD writes"
@@ -62,28 +62,28 @@ def problems_of_files(
     return chosen, notes
 
 
-def _other(told: Mapping[str, object], kernels: Container[str], arch: Arch) -> str | None:
-    """Why a line is not for this sweep, in words; None where it is."""
-    if "search" in told:
+def _other(record: Mapping[str, object], kernels: Container[str], arch: Arch) -> str | None:
+    """Return why a line is not for this sweep, in words; None where it is."""
+    if "search" in record:
         return "a library's search, which no sweep makes: run aot-tune record on that program again"
-    name, there = told["kernel"], told["arch"]
-    if there != str(arch):
-        return f"it is of {there!s:.40}, not {arch}: name it, --arch {there!s:.40}"
+    name, missed_on = record["kernel"], record["arch"]
+    if missed_on != str(arch):
+        return f"it is of {missed_on!s:.40}, not {arch}: name it, --arch {missed_on!s:.40}"
     if name not in kernels:
-        return f"it is of {name!s:.80}, which is not among the chosen kernels: name that, or its --module"
+        return f"it is of {name!s:.80}, which is not among the chosen kernels: name it, or its --module"
     return None
 
 
 def _files_of(paths: Sequence[Path]) -> list[Path]:
-    found: list[Path] = []
+    files: list[Path] = []
     for path in paths:
         own = sorted(path.parent.glob(f"{glob.escape(path.name)}.*[0-9]"))
         if not path.is_file() and not own:
             raise UsageError(
                 f"--problems {path}: there is no such file, and none of its processes: {path}.<pid>"
             )
-        found += [*([path] if path.is_file() else []), *own]
-    return found
+        files += [*([path] if path.is_file() else []), *own]
+    return files
 
 
 def _lines_of(path: Path) -> list[str]:

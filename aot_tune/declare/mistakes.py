@@ -1,4 +1,4 @@
-"""Find mistakes in a declaration's typical problems, in words that say what to write. Touches no GPU."""
+"""Find mistakes in a declaration's typical problems, each with the text to write. Touches no GPU."""
 
 from __future__ import annotations
 
@@ -18,24 +18,24 @@ if TYPE_CHECKING:
     from aot_tune.declare.declaration import Declaration
 
 MOST_CONFIGS = 100_000
-"""Most configs of a search space. Compiling as many for one problem takes hours on any machine."""
+"""Most configs of a search space. Compiling so many for one problem takes hours on any machine."""
 
 _CLUSTERS_SINCE = Arch(10, 0)
-"""From this arch on two blocks can share a matrix product, so that num_ctas 2 is always worth a trial."""
+"""First arch on which two blocks can share a matrix product, so that num_ctas 2 is always worth a trial."""
 
 
 class Mistake(NamedTuple):
-    """One thing that is wrong with a declaration for one problem."""
+    """Mistake of a declaration for a problem."""
 
     about: str
-    """The part of the declaration that is wrong; problems share a mistake that is about the same part."""
+    """Part of the declaration that is wrong; problems share a mistake about the same part."""
 
     text: str
-    """A sentence that says what is wrong, and what to write instead."""
+    """Sentence that describes the mistake, and what to write instead."""
 
 
 def of_problems(text: str, first: Problem, more: int) -> str:
-    """A mistake with the first problem that has it, unless the text names it, and how many more have it."""
+    """Return a mistake's text with its first problem, unless named, and the number of further problems."""
     where = "" if str(first) in text else f"for {first}"
     others = f"and for {counted(more, 'more problem')}" if more else ""
     place = " ".join(filter(None, (where, others)))
@@ -43,7 +43,7 @@ def of_problems(text: str, first: Problem, more: int) -> str:
 
 
 def place_mistakes(tunable: Declaration) -> Iterator[Mistake]:
-    """A package that cannot be found, so that there is no folder for the tables."""
+    """Yield a mistake for a package that cannot be found, so that its tables have no folder."""
     top = tunable.package.partition(".")[0]
     if tunable.tables is None and top not in sys.modules and find_spec(top) is None:
         yield Mistake(
@@ -57,11 +57,11 @@ NOTHING_WRITTEN = (
     "no argument is written; name the arguments the kernel writes in outputs, those it changes in inplace "
     "and those it adds to in reset"
 )
-"""The mistake of a declaration whose kernel would write nothing."""
+"""Mistake of a declaration whose kernel would write nothing."""
 
 
 def written_mistakes(tunable: Declaration) -> Iterator[Mistake]:
-    """Where outputs are left out, written arguments that are neither inferred nor named."""
+    """Yield written arguments that are neither inferred nor named, where outputs are left out."""
     if tunable.outputs is not None:
         return
     for name in tunable.written.changed:
@@ -89,17 +89,17 @@ _MACHINE = {
     "get_device_capability": "{arch}",
     "get_device_name": "device.name",
 }
-"""Names of torch by which a function asks the machine, each with what it is given in their place."""
+"""Names of torch by which a function queries the machine, each with the replacement that it is given."""
 
 _PURE = {
     "search_space": False, "default": False, "legal": False, "tiles": False, "work": False,
     "fits": True, "grid_fn": True,
 }  # fmt: skip
-"""The functions of a declaration that must not ask the machine, and whether each is given a `device`."""
+"""Functions of a declaration that must not query the machine, and whether each gets a `device`."""
 
 
 def machine_mistakes(tunable: Declaration) -> Iterator[Mistake]:
-    """Functions that ask torch for the GPU of this machine, which need not be the one that is asked about."""
+    """Yield functions that query this machine's GPU, which may differ from the GPU of the table."""
     for field, has_device in _PURE.items():
         asked = next((name for name in _names_in(getattr(tunable, field)) if name in _MACHINE), None)
         if asked is not None:
@@ -122,12 +122,12 @@ def _asks_the_machine(field: str, asked: str, *, has_device: bool) -> str:
 
 
 def _names_in(function: object, depth: int = 2) -> Iterator[str]:
-    """The names that a function's code uses, and those of the functions that it calls by a global's name."""
+    """Yield the names that a function's code uses, and those of the global functions that it calls."""
     code = getattr(function, "__code__", None)
     if code is None:
         return
-    for one in _codes(code):
-        for name in one.co_names:
+    for part in _codes(code):
+        for name in part.co_names:
             yield name
             called = getattr(function, "__globals__", {}).get(name)
             if depth and isinstance(called, FunctionType):
@@ -142,7 +142,7 @@ def _codes(code: CodeType) -> Iterator[CodeType]:
 
 
 def problem_mistakes(tunable: Declaration, problem: Problem) -> Iterator[Mistake]:
-    """Mistakes in the sizes and classes of a typical problem."""
+    """Yield mistakes in the sizes and classes of a typical problem."""
     for name in tunable.axes:
         if name not in problem:
             yield Mistake(
@@ -166,7 +166,7 @@ def problem_mistakes(tunable: Declaration, problem: Problem) -> Iterator[Mistake
 
 
 def config_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Iterator[Mistake]:
-    """Mistakes in the search space, the default and what is computed from it, for one problem on one arch."""
+    """Yield mistakes in the search space, the default and its results, for a problem on an arch."""
     where = f"({arch}, {problem})"
     try:
         space: Any = tunable.declared_space(arch, problem)
@@ -201,7 +201,7 @@ def config_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Itera
         if config.kernel not in known:
             yield Mistake("kernel", str(tunable.kernel_missing(config)))
             return
-        # args_fn may compute a constant that no config names; one that the kernel lacks is a mistake.
+        # args_fn may compute a constant that no config names; a constant that the kernel lacks is a mistake.
         if not config.constants.keys() <= known[config.kernel]:
             yield Mistake(
                 "constants",
@@ -234,7 +234,7 @@ def config_mistakes(tunable: Declaration, arch: Arch, problem: Problem) -> Itera
 
 
 def space_kind(space: object) -> str | None:
-    """The type of a search space that is not a list, and what to return instead; None for a list or tuple."""
+    """Return the type of a search space that is no list, and the advice; None for a list or tuple."""
     if isinstance(space, Sequence) and not isinstance(space, str):
         return None
     if isinstance(space, Set):
@@ -244,24 +244,24 @@ def space_kind(space: object) -> str | None:
 
 
 def too_large(space: Sequence[object]) -> str | None:
-    """The size of a search space that no sweep could compile, and what to return; None for any other."""
+    """Return the size of a search space that no sweep could compile, and the advice; None for others."""
     if len(space) <= MOST_CONFIGS:
         return None
     return f"{len(space)} configs; return at most {MOST_CONFIGS}, those that may win"
 
 
 def _outside(default: Config, space: Iterable[Config]) -> str:
-    """Advice for a default outside its search space; one that prints like a member differs in a type."""
+    """Return advice for a default outside its search space; if it prints like a member, name the type."""
     for config in space:
         if config.kernel != default.kernel:
             continue
         pairs = [(name, value, default.constants[name]) for name, value in config.constants.items()]
-        alike = all(there == here or str(there) == str(here) for _, there, here in pairs)
+        alike = all(member == own or str(member) == str(own) for _, member, own in pairs)
         if alike and config.hints == default.hints:
-            name, there, here = next(pair for pair in pairs if type(pair[1]) is not type(pair[2]))
+            name, member, own = next(pair for pair in pairs if type(pair[1]) is not type(pair[2]))
             return (
-                f": {name} is {there!r} there, of type {type(there).__name__}, and {here!r} in the default, "
-                f"of type {type(here).__name__}; write the same in both"
+                f": {name} is {member!r} there, of type {type(member).__name__}, and {own!r} in the default, "
+                f"of type {type(own).__name__}; write the same in both"
             )
     return "; add it there, or choose a member"
 
@@ -331,7 +331,7 @@ def _is_work(value: object) -> bool:
 
 
 def is_grid(value: object) -> bool:
-    """Whether a value is what `grid_fn` must return: one to three block counts, each 1 or more."""
+    """Whether a value is a grid: one to three block counts, each 1 or more."""
     return isinstance(value, tuple | list) and 1 <= len(value) <= 3 and all(map(_is_count, value))
 
 
@@ -341,19 +341,19 @@ def names(texts: Iterable[str]) -> str:
 
 
 def axis_missing(axis: str, found: str) -> str:
-    """A sentence about a `problem` that does not return an axis."""
+    """Return a sentence about a `problem` that does not return an axis."""
     return f"problem() does not return the axis {axis}: {found}; add {axis!r} there, or remove it from axes"
 
 
 CORE = ("tile_m", "tile_n", "tile_k")
-"""The usual names of the three dimensions of a matrix product's tiles."""
+"""Usual names of the three dimensions of a matrix product's tiles."""
 
 
 def space_mistakes(tunable: Declaration, arch: Arch, problems: Iterable[Problem]) -> Iterator[str]:
-    """Mistakes in a full search on sm100 or later, over all problems together.
+    """Yield mistakes in a full search on sm100 or later, over all problems together.
 
-    A search over constants is full. On these archs the best tile sizes differ from those on sm90, and so do a
-    matrix product's best clusters; a search space that was written for sm90 would never find them.
+    A search over constants is full. On these archs the best tile sizes differ from sm90's, and so do a matrix
+    product's best clusters; a search space written for sm90 would never find them.
     """
     if arch < _CLUSTERS_SINCE:
         return
@@ -362,7 +362,7 @@ def space_mistakes(tunable: Declaration, arch: Arch, problems: Iterable[Problem]
     for config in candidates:
         for name, value in config.constants.items():
             values[name].add(value)
-    if all(len(found) < 2 for found in values.values()):
+    if all(len(searched) < 2 for searched in values.values()):
         return
     if any(len(values.get(name, ())) > 1 for name in CORE):
         clusters = {config.hints.get("num_ctas") for config in candidates}
@@ -371,6 +371,6 @@ def space_mistakes(tunable: Declaration, arch: Arch, problems: Iterable[Problem]
                 yield (
                     f"no candidate on {arch} has num_ctas {count}; from {_CLUSTERS_SINCE} on, search 1 and 2"
                 )
-    for name, found in values.items():
-        if name.startswith("tile_") and len(found) == 1:  # where there is no value, args_fn computes it
-            yield f"all candidates on {arch} have {name}={next(iter(found))}; search two values or more"
+    for name, searched in values.items():
+        if name.startswith("tile_") and len(searched) == 1:  # without a value, args_fn computes it
+            yield f"all candidates on {arch} have {name}={next(iter(searched))}; search two values or more"

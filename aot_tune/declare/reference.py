@@ -1,4 +1,4 @@
-"""Check what a declaration's `reference` returned, for a sweep or for checks before one. Imports torch."""
+"""Check the result of a declaration's `reference`, for a sweep or for checks before it. Imports torch."""
 
 from __future__ import annotations
 
@@ -18,12 +18,12 @@ if TYPE_CHECKING:
 
 
 def closes_of(tunable: Declaration, found: object, named: Mapping[str, Any]) -> Mapping[str, Close]:
-    """The `Close` of each mutated tensor, by the name of its argument; of a list's members by ``xs[0]``.
+    """Return the `Close` of each mutated tensor, by its argument's name; of list members by ``xs[0]``.
 
     Args:
         tunable: The declaration.
-        found: The result of its `reference`.
-        named: The launch arguments by name; None stands for one that the launch goes without.
+        found: The result of the declaration's `reference`.
+        named: The launch arguments by name; None for an argument that the launch goes without.
 
     Raises:
         DeclarationError: `found` does not have a `Close` of the right shape for each mutated argument.
@@ -43,7 +43,7 @@ def closes_of(tunable: Declaration, found: object, named: Mapping[str, Any]) -> 
 
 
 def _by_argument(tunable: Declaration, found: object, named: Mapping[str, Any]) -> dict[str, Any]:
-    """What `reference` returned for each mutated argument that is there."""
+    """Return the result of `reference` for each mutated argument that is not None."""
     wanted = [name for name in tunable.mutated if named.get(name, ...) is not None]
     if isinstance(found, Close | Tensor | list):
         if len(wanted) != 1:
@@ -100,12 +100,12 @@ TOLERANCES = {
     "float8_e4m3fn": 0.25,
     "float8_e5m2": 0.5,
 }
-"""The relative tolerance of a reference that is a plain tensor, by the dtype of its argument: two roundings
-of the short types; for float32 sums in another order, but no products in tf32. Of other dtypes it is 0."""
+"""Relative tolerance of a reference that is a plain tensor, by the dtype of its argument: two roundings of
+the short types; for float32 sums in another order, but no products in tf32. For other dtypes it is 0."""
 
 
 def _close(tunable: Declaration, name: str, value: torch.Tensor, argument: torch.Tensor) -> Close:
-    """The `Close` of a plain tensor; where elements cancel out, atol is that of a value of the usual size."""
+    """Return the `Close` of a plain tensor; atol is that of a value of the usual size, for cancellation."""
     rtol = TOLERANCES.get(str(argument.dtype).removeprefix("torch."), 0.0)
     if rtol == 0 or value.is_meta or value.numel() == 0:
         return Close(value=value, rtol=rtol, atol=0.0)

@@ -1,8 +1,8 @@
-"""Remark on what a declaration says and probably does not mean. Imports torch, needs no GPU.
+"""Remark on probably unintended parts of a declaration. Imports torch, uses no GPU.
 
-A remark refuses nothing: what it names may be meant. What is certainly wrong is in `mistakes` and
+A remark refuses nothing: its subject may be intended. Certain mistakes are in `mistakes` and
 `argument_mistakes`. The author's functions are called with other sizes and scalars than the typical ones;
-where they cannot take those, nothing is remarked.
+where they cannot take them, nothing is remarked.
 """
 
 from __future__ import annotations
@@ -33,53 +33,53 @@ if TYPE_CHECKING:
     from aot_tune.values.config import Config
 
 _SMALLEST_EDGE = 16
-"""Sizes are tried in a bucket of at least this edge, because smaller ones hold too few different sizes."""
+"""Least edge of a bucket in which sizes are tried; smaller buckets hold too few different sizes."""
 
 _EIGHTHS = (8, 7, 6, 5)
-"""The sizes that are tried inside one bucket, in eighths of its edge."""
+"""Sizes that are tried inside a bucket, in eighths of its edge."""
 
 _FEW = 2
-"""A constant with at most this many values inside a bucket is a flag, and does not follow the size."""
+"""Most values inside a bucket of a constant that is a flag, and does not follow the size."""
 
 _MOST_CPU_BYTES = 1 << 24
-"""Arguments of at most this many bytes are made on the CPU to compare their values."""
+"""Most bytes of arguments that are made on the CPU to compare their values."""
 
 _FACTOR = 4.0
-"""Bytes that all blocks store and that the written arguments hold agree within this factor."""
+"""Factor within which the bytes that all blocks store agree with the written arguments' bytes."""
 
 _LEAST_STORED = 0.6
-"""The part of the outputs' bytes that all blocks store, at least. It is not 1: of the few blocks that are
-followed a third less may have a tile than of all."""
+"""Least part of the outputs' bytes that all blocks store. It is not 1: of the few blocks that are followed a
+third less may have a tile than of all."""
 
 _MOST_CALLS = 10_000
-"""Calls of cuTile's functions in the blocks that are followed for remarks, at most: about 0.1 s."""
+"""Most calls of cuTile's functions in the blocks that are followed for remarks: about 0.1 s."""
 
 _MOST_LOADS = 2.0
-"""One block loads at most this many times the bytes of all arguments, as in a kernel of two passes."""
+"""Most times that one block loads the bytes of all arguments, as in a kernel of two passes."""
 
 
 def declaration_remarks(tunable: Declaration, arch: Arch) -> list[str]:
-    """What a declaration without mistakes probably does not mean, each a sentence with the ways out."""
-    found: list[str] = []
+    """List probably unintended parts of a declaration without mistakes, each with the remedies."""
+    texts: list[str] = []
     for remarks in (
         _compiled_in(tunable, arch),
         _copies_of_strided(tunable, arch),
         _accesses_unlike_the_names(tunable, arch),
         _unseeded(tunable),
         _archs_without_configs(tunable, arch),
-        _lent_kernels(tunable, arch),
+        _borrowed_kernels(tunable, arch),
         _work_unlike_the_arguments(tunable, arch),
         _unlike_the_code(tunable, arch),
     ):
-        found += [f"{tunable.name}: {text}" for text in remarks]
-    return list(dict.fromkeys(found))
+        texts += [f"{tunable.name}: {text}" for text in remarks]
+    return list(dict.fromkeys(texts))
 
 
-# What is compiled in ----------------------------------------------------------------------------------------
+# Compiled-in values -----------------------------------------------------------------------------------------
 
 
 def _compiled_in(tunable: Declaration, arch: Arch) -> Iterator[str]:
-    """Constants that follow a Pow2 axis or a scalar of the launch."""
+    """Yield constants that follow a Pow2 axis or a scalar of the launch."""
     for problem in _one_of_each_class(tunable):
         for axis in (name for name, kind in tunable.axes.items() if isinstance(kind, Pow2)):
             size = max(edge(problem.size(axis)), _SMALLEST_EDGE)
@@ -120,20 +120,21 @@ def _compiled_device(tunable: Declaration, arch: Arch, problem: Problem) -> Iter
     if args is None or not tunable.takes_device:
         return
     smaller = replace(device, sm_count=device.sm_count // 2 + 1)
-    here, there = (_passed(tunable, arch, problem, args, device=one) for one in (device, smaller))
-    for constant, one in here.items() if here and there else ():
-        other = there[constant] if there else one
-        if constant in tunable.constant_names and one != other:
+    on_device = _passed(tunable, arch, problem, args, device=device)
+    on_smaller = _passed(tunable, arch, problem, args, device=smaller)
+    for constant, value in on_device.items() if on_device and on_smaller else ():
+        other = on_smaller[constant] if on_smaller else value
+        if constant in tunable.constant_names and value != other:
             yield (
-                f"{constant}, a ct.Constant, follows the device: args_fn hands on {one} on {device.name} and "
-                f"{other} with {smaller.sm_count} multiprocessors. So an archive serves devices with as many "
-                f"as {device.name} alone, and others compile at their first launch; take ct.Constant away "
-                f"from {constant}, or let the kernel ask ct.num_blocks"
+                f"{constant}, a ct.Constant, follows the device: args_fn hands on {value} on {device.name} "
+                f"and {other} with {smaller.sm_count} multiprocessors. So an archive serves devices with as "
+                f"many as {device.name} alone, and others compile at their first launch; take ct.Constant "
+                f"away from {constant}, or let the kernel ask ct.num_blocks"
             )
 
 
 def _other_scalars(value: object) -> tuple[object, ...]:
-    """A scalar of the launch and two other values of its type; nothing for any other argument."""
+    """Return a scalar of the launch and two other values of its type; nothing for other arguments."""
     if isinstance(value, bool):
         return (value, not value)
     if isinstance(value, int):
@@ -146,7 +147,7 @@ def _other_scalars(value: object) -> tuple[object, ...]:
 def _constants(
     tunable: Declaration, arch: Arch, problem: Problem, args: tuple[Any, ...] | None = None
 ) -> Mapping[str, object] | None:
-    """What arrives at the kernel's constants for a problem, under the default; None where that is unknown."""
+    """Return the values of the kernel's constants for a problem, by the default; None where unknown."""
     args = args if args is not None else _made(tunable, problem)
     passed = _passed(tunable, arch, problem, args) if args is not None else None
     if args is None or passed is None or _tried(lambda: tunable.problem_of(*args)) != problem:
@@ -156,13 +157,13 @@ def _constants(
 
 
 _Seen = tuple[object, object]
-"""A size or scalar, and what arrived at a constant for it."""
+"""Size or scalar, and the value of a constant for it."""
 
 
 def _following(
     seen: Sequence[tuple[object, Mapping[str, object] | None]], few: int = _FEW
 ) -> Iterator[tuple[str, tuple[_Seen, _Seen]]]:
-    """The constants that take more than a `few` values, each with the first two values that differ."""
+    """Yield the constants with more than a `few` values, each with the first two that differ."""
     known = [(value, constants) for value, constants in seen if constants is not None]
     for constant in known[0][1] if known else ():
         first: dict[object, object] = {}
@@ -173,22 +174,23 @@ def _following(
             yield constant, ((one, this), (two, that))
 
 
-# What the kernel writes -------------------------------------------------------------------------------------
+# Written arguments ------------------------------------------------------------------------------------------
 
 
 def _copies_of_strided(tunable: Declaration, arch: Arch) -> Iterator[str]:
-    """Mutated arguments of which args_fn makes a copy where they are not contiguous."""
+    """Yield mutated arguments that args_fn copies where they are not contiguous."""
     for problem in _one_of_each_class(tunable):
         args = _made(tunable, problem)
         for place, name in enumerate(tunable.parameters if args else ()):
             assert args is not None
-            tensors = [one for one in flat([args[place]]) if isinstance(one, torch.Tensor)]
-            if name not in tunable.mutated or max((n for one in tensors for n in one.shape), default=1) == 1:
+            tensors = [member for member in flat([args[place]]) if isinstance(member, torch.Tensor)]
+            largest = max((size for tensor in tensors for size in tensor.shape), default=1)
+            if name not in tunable.mutated or largest == 1:
                 continue
-            apart = [_strided(one) for one in tensors]
+            apart = [_strided(tensor) for tensor in tensors]
             strided = apart if isinstance(args[place], list | tuple) else apart[0]
             passed = _passed(tunable, arch, problem, (*args[:place], strided, *args[place + 1 :]))
-            if passed is not None and not all(any(map(shares(one), passed.values())) for one in apart):
+            if passed is not None and not all(any(map(shares(part), passed.values())) for part in apart):
                 yield (
                     f"args_fn hands on a copy of {name} where it is not contiguous, so a launch would leave "
                     "the caller's tensor as it was; hand it on as it is or as a view (x.view, not x.reshape "
@@ -197,13 +199,13 @@ def _copies_of_strided(tunable: Declaration, arch: Arch) -> Iterator[str]:
 
 
 def _strided(tensor: torch.Tensor) -> torch.Tensor:
-    """A tensor without storage of the same shape, whose elements are twice as far apart."""
+    """Return a tensor without storage of equal shape, whose elements are twice as far apart."""
     strides = [2 * stride for stride in tensor.stride()]
     return torch.empty_strided(tensor.shape, strides, dtype=tensor.dtype, device="meta")
 
 
 def _accesses_unlike_the_names(tunable: Declaration, arch: Arch) -> Iterator[str]:
-    """Arguments that a kernel's source loads, adds to or stores to, unlike what the declaration says."""
+    """Yield arguments that a kernel's source accesses in another way than the declaration states."""
     problem = tunable.typical_problems[0]
     args = _made(tunable, problem)
     for config in one_of_each_kernel(tunable, arch, problem, tunable.default_config(arch, problem)):
@@ -215,7 +217,7 @@ def _accesses_unlike_the_names(tunable: Declaration, arch: Arch) -> Iterator[str
 def _accesses_of(
     tunable: Declaration, config: Config, args: tuple[Any, ...], passed: Mapping[str, Any]
 ) -> Iterator[str]:
-    """The same of one kernel, which a config is for."""
+    """Yield the remarks of `_accesses_unlike_the_names` on the kernel of a config."""
     found = accesses(tunable.kernel_of(config))
     named = dict(zip(tunable.parameters, args, strict=True))
     written = found.stored | found.added
@@ -253,24 +255,24 @@ def _accesses_of(
         )
 
 
-# What make_args makes ---------------------------------------------------------------------------------------
+# Results of make_args ---------------------------------------------------------------------------------------
 
 
 def _unseeded(tunable: Declaration) -> Iterator[str]:
-    """Arguments whose values differ from call to call with one seed."""
+    """Yield arguments whose values differ from call to call with one seed."""
     sizes = (
         (_bytes(args), problem) for problem in tunable.typical_problems if (args := _made(tunable, problem))
     )
-    size, problem = min(sizes, key=lambda one: one[0], default=(0, None))
+    size, problem = min(sizes, key=lambda pair: pair[0], default=(0, None))
     if problem is None or size > _MOST_CPU_BYTES:
         return
     first, again = _made(tunable, problem, "cpu"), _made(tunable, problem, "cpu")
     if first is None or again is None:
         return
-    for name, one, other in zip(tunable.parameters, first, again, strict=True):
+    for name, value, repeated in zip(tunable.parameters, first, again, strict=True):
         if name in tunable.output_names or name in tunable.reset:
             continue  # their content is arbitrary
-        if not _equal(one, other):
+        if not _equal(value, repeated):
             yield (
                 f"make_args gave {name} other values when it was called again with the same seed, so a sweep "
                 "cannot be repeated; make it with aot_tune.inputs, or give a torch.Generator the seed"
@@ -286,13 +288,15 @@ def _equal(one: object, other: object) -> bool:
     try:
         return bool(one == other)
     except Exception:
-        return True  # an array, or a dict of tensors, has no equality as a whole: nothing shows a difference
+        return True  # an array, or a dict of tensors, has no equality as a whole: no difference is visible
 
 
 def _bytes(args: Iterable[object]) -> int:
-    """Bytes of all tensors, a storage that several share once."""
+    """Return the bytes of all tensors; a storage that several share counts once."""
     members = flat(list(args))
-    tensors = {one.untyped_storage()._cdata: one for one in members if isinstance(one, torch.Tensor)}
+    tensors = {
+        member.untyped_storage()._cdata: member for member in members if isinstance(member, torch.Tensor)
+    }
     return sum(tensor.numel() * tensor.element_size() for tensor in tensors.values())
 
 
@@ -300,7 +304,7 @@ def _bytes(args: Iterable[object]) -> int:
 
 
 def _archs_without_configs(tunable: Declaration, arch: Arch) -> Iterator[str]:
-    """Archs on which no config may run, though some may on the arch that was asked for."""
+    """Yield archs on which no config may run, though some may on the given arch."""
     problem = tunable.typical_problems[0]
     others = [other for other in KNOWN_ARCHS if other != arch]
     empty = [other for other in others if not _tried(partial(tunable.space, other, problem))]
@@ -311,16 +315,16 @@ def _archs_without_configs(tunable: Declaration, arch: Arch) -> Iterator[str]:
         )
 
 
-def _lent_kernels(tunable: Declaration, arch: Arch) -> Iterator[str]:
-    """Kernels that a problem's search space leaves out, and that `legal` takes for it all the same."""
+def _borrowed_kernels(tunable: Declaration, arch: Arch) -> Iterator[str]:
+    """Yield kernels that a problem's search space leaves out, but `legal` accepts for the problem."""
     if len(tunable.kernels) == 1:
         return
     spaces = {problem: tunable.space(arch, problem) for problem in tunable.typical_problems}
     first = {config.kernel: (config, problem) for problem, space in spaces.items() for config in space}
     for problem, space in spaces.items():
         for kernel, (config, other) in first.items():
-            lent = kernel not in {one.kernel for one in space}
-            if lent and _tried(partial(tunable.refusal, config, arch, problem)) is None:
+            borrowed = kernel not in {candidate.kernel for candidate in space}
+            if borrowed and _tried(partial(tunable.refusal, config, arch, problem)) is None:
                 yield (
                     f"kernel {kernel} is in the search space of {other} and not of {problem}, yet legal "
                     f"takes its config {config} for that too: a problem that was not tuned takes a near "
@@ -330,35 +334,38 @@ def _lent_kernels(tunable: Declaration, arch: Arch) -> Iterator[str]:
 
 
 def _work_unlike_the_arguments(tunable: Declaration, arch: Arch) -> Iterator[str]:
-    """Figures of `work` that cannot be those of one step and one block, as the arguments' bytes show."""
+    """Yield figures of `work` that contradict the arguments' bytes, for one step and one block."""
     if tunable.work is None:
         return
-    weighed = [found for problem in tunable.typical_problems if (found := _weighed(tunable, arch, problem))]
-    for one in weighed:
-        # Blocks of a small problem are partly empty: of their loads too, as much as of their stores.
-        padding = max(1.0, one.tiles * one.work.store_bytes / max(one.written, 1))
-        if one.work.steps * one.work.load_bytes > _MOST_LOADS * one.held * padding:
+    weighed = [
+        figures for problem in tunable.typical_problems if (figures := _weighed(tunable, arch, problem))
+    ]
+    for figures in weighed:
+        # Blocks of a small problem are partly empty: their loads as much as their stores.
+        padding = max(1.0, figures.tiles * figures.work.store_bytes / max(figures.written, 1))
+        loaded = figures.work.steps * figures.work.load_bytes
+        if loaded > _MOST_LOADS * figures.held * padding:
             yield (
-                f"work({one.problem}, {one.config}) says that one block loads "
-                f"{one.work.steps * one.work.load_bytes:,.0f} bytes, {counted(one.work.steps, 'step')} of "
-                f"load_bytes={one.work.load_bytes:,.0f}; all arguments together hold {one.held:,}. "
+                f"work({figures.problem}, {figures.config}) says that one block loads {loaded:,.0f} bytes, "
+                f"{counted(figures.work.steps, 'step')} of load_bytes={figures.work.load_bytes:,.0f}; all "
+                f"arguments together hold {figures.held:,}. "
                 "load_bytes and flops are those of one step, not of the whole block"
             )
             break
-    # Of a small result most blocks store a part only: the largest one shows what a whole block stores.
-    for one in sorted(weighed, key=lambda one: one.written)[-1:]:
-        stored = one.tiles * one.work.store_bytes
-        if one.work.store_bytes and not one.written / _FACTOR <= stored <= one.written * _FACTOR:
+    # Most blocks of a small result store only a part: the largest result shows the stores of a whole block.
+    for figures in sorted(weighed, key=lambda figures: figures.written)[-1:]:
+        stored, written = figures.tiles * figures.work.store_bytes, figures.written
+        if figures.work.store_bytes and not written / _FACTOR <= stored <= written * _FACTOR:
             yield (
-                f"work({one.problem}, {one.config}) says that {counted(one.tiles, 'block')} together store "
-                f"{stored:,.0f} bytes; the arguments that the kernel writes hold {one.written:,}. "
+                f"work({figures.problem}, {figures.config}) says that {counted(figures.tiles, 'block')} "
+                f"together store {stored:,.0f} bytes; the arguments that the kernel writes hold {written:,}. "
                 "store_bytes is what one block stores in all its steps together"
                 + ("" if tunable.tiles else "; where it loops over tiles, declare tiles")
             )
 
 
 def uncounted(tunable: Declaration, arch: Arch) -> str | None:
-    """Why the default's code cannot be followed on the first typical problem; None where it can."""
+    """Return why the default's code cannot be followed on the first typical problem; None where it can."""
     try:
         _followed(tunable, arch, tunable.typical_problems[0])
     except NotCountedError as error:
@@ -369,10 +376,10 @@ def uncounted(tunable: Declaration, arch: Arch) -> str | None:
 def _followed(
     tunable: Declaration, arch: Arch, problem: Problem, most_calls: int = MOST_CALLS
 ) -> tuple[tuple[Any, ...], tuple[int, ...], BlockCounts] | None:
-    """A launch's arguments and grid under the default, and what its blocks do; None where there is none.
+    """Return a launch's arguments and grid by the default, and its blocks' counts; None without a launch.
 
     Raises:
-        NotCountedError: Its code cannot be followed.
+        NotCountedError: The kernel's code cannot be followed.
     """
     args, config = _made(tunable, problem), tunable.default_config(arch, problem)
     passed = args and _passed(tunable, arch, problem, args)
@@ -383,11 +390,14 @@ def _followed(
 
 
 def _unlike_the_code(tunable: Declaration, arch: Arch) -> Iterator[str]:
-    """What the blocks of `grid_fn` leave unwritten, and figures of `work` that are not those of the code.
+    """Yield bytes that the blocks of `grid_fn` leave unwritten, and figures of `work` unlike the code's.
 
-    A small problem and one of middle size are followed, where a few blocks of them can be.
+    A small problem and one of middle size are followed, where a few of their blocks can be.
     """
-    by_size = sorted(tunable.typical_problems, key=lambda one: (_bytes(_made(tunable, one) or ()), str(one)))
+    by_size = sorted(
+        tunable.typical_problems,
+        key=lambda problem: (_bytes(_made(tunable, problem) or ()), str(problem)),
+    )
     for problem in dict.fromkeys((by_size[0], by_size[len(by_size) // 2])):
         try:
             followed = _followed(tunable, arch, problem, _MOST_CALLS)
@@ -412,25 +422,25 @@ def _unlike_the_code(tunable: Declaration, arch: Arch) -> Iterator[str]:
                 "tile or a size at the place of another"
             )
         if tunable.work is None or not counts.flops:
-            continue  # of other kernels the arguments' bytes tell
+            continue  # for other kernels the arguments' bytes are compared
         work = tunable.work(config, problem)
         tiles = tunable.tiles(config, problem) if tunable.tiles else blocks
-        for name, said, done, unit in (
+        for name, per_step, per_block, unit in (
             ("flops", work.flops, counts.flops, "operations of matrix products, a multiply-add being two"),
             ("load_bytes", work.load_bytes, counts.load_bytes, "bytes loaded"),
         ):
-            said, done = work.steps * said, done * blocks / tiles
-            if max(said, done) > _FACTOR * min(said, done):
+            stated, done = work.steps * per_step, per_block * blocks / tiles
+            if max(stated, done) > _FACTOR * min(stated, done):
                 yield (
-                    f"work({problem}, {config}) says {said:,.0f} {unit}, for one block: "
-                    f"{counted(work.steps, 'step')} of {name}={said / work.steps:,.0f}; the kernel's code "
+                    f"work({problem}, {config}) says {stated:,.0f} {unit}, for one block: "
+                    f"{counted(work.steps, 'step')} of {name}={stated / work.steps:,.0f}; the kernel's code "
                     f"does {done:,.0f}. {name} is that of one step; without work it is counted for products"
                 )
                 return
 
 
 class _Weighed(NamedTuple):
-    """What `work` says of a typical problem under the default, and what its arguments hold."""
+    """Figures of `work` for a typical problem by the default, and its arguments' bytes."""
 
     problem: Problem
     config: Config
@@ -439,7 +449,7 @@ class _Weighed(NamedTuple):
     held: int
     """Bytes of all tensors."""
     written: int
-    """Bytes of the mutated ones."""
+    """Bytes of the mutated tensors."""
 
 
 def _weighed(tunable: Declaration, arch: Arch, problem: Problem) -> _Weighed | None:
@@ -468,12 +478,12 @@ def _blocks(tunable: Declaration, arch: Arch, config: Config, problem: Problem) 
 
 
 def _one_of_each_class(tunable: Declaration) -> Iterable[Problem]:
-    """The last typical problem of each class of dtypes, strings and bools: the largest, as authors list."""
+    """Return the last typical problem of each class (dtypes, strings, bools): usually the largest."""
     return {classes_of(tunable.axes, problem): problem for problem in tunable.typical_problems}.values()
 
 
 def _made(tunable: Declaration, problem: Problem, device: str = "meta") -> tuple[Any, ...] | None:
-    """The arguments of a problem, by default without storage; None where there are none."""
+    """Return the arguments of a problem, by default without storage; None where they cannot be made."""
     args = _tried(lambda: tunable.make_args(problem, torch.device(device), 0))
     return args if isinstance(args, tuple) and len(args) == len(tunable.parameters) else None
 
@@ -486,9 +496,9 @@ def _passed(
     config: Config | None = None,
     device: Device | None = None,
 ) -> dict[str, Any] | None:
-    """What args_fn hands to each of the kernel's parameters, or None where it cannot.
+    """Return the argument of each of the kernel's parameters by args_fn; None where it raises.
 
-    That is under the default, on the arch's reference device, where nothing else is given.
+    Without other arguments, for the default on the arch's reference device.
     """
     chosen = config or tunable.default_config(arch, problem)
     args_fn = tunable.args_fn_on(device or Device.reference(arch))
@@ -500,7 +510,7 @@ def _passed(
 
 
 def _tried(function: Callable[[], Any]) -> Any:
-    """What a function returns; None where it raises, since the author's code need not take every value."""
+    """Return a function's result; None where it raises, since the author's code need not take every value."""
     try:
         return function()
     except Exception:

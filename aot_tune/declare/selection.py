@@ -1,4 +1,4 @@
-"""Resolve words of a command line to archs, kernels and problems; errors name what exists. Prints nothing."""
+"""Resolve words of a command line to archs, kernels and problems; errors list the options. Prints nothing."""
 
 from __future__ import annotations
 
@@ -18,14 +18,14 @@ if TYPE_CHECKING:
     from aot_tune.declare.discovery import FoundKernel
 
 FALLBACK_ARCH = Arch(10, 0)
-"""The arch that is taken where none is named and this machine has no GPU that cuTile compiles for."""
+"""Arch where none is named and this machine has no GPU that cuTile compiles for."""
 
 _MOST_LISTED = 12
-"""A message lists at most this many values and then an ellipsis, so that it stays one line."""
+"""Most values that a message lists before an ellipsis, so that it stays one line."""
 
 
 def chosen_arch(name: str | None) -> Arch:
-    """The arch called `name`; without a name that of this machine's first GPU, else `FALLBACK_ARCH`.
+    """Return the arch called `name`; without a name, of this machine's first GPU, else `FALLBACK_ARCH`.
 
     Raises:
         ArchError: `name` is not an arch.
@@ -37,13 +37,13 @@ def chosen_arch(name: str | None) -> Arch:
 
 
 def chosen_gpus(arch: Arch, indexes: str | None, *, require_measured: bool = False) -> tuple[Gpu, ...]:
-    """The GPUs to measure on: those that are named, else all of `arch`; none where a sweep must predict.
+    """Return the GPUs to measure on: the named ones, else all of `arch`; none where a sweep must predict.
 
     Args:
         arch: The arch to tune for.
         indexes: The value of --gpus, places among the GPUs that this process may use as ``0,1``, or ``all``,
             or None.
-        require_measured: Whether a missing GPU is an error and not a reason to predict.
+        require_measured: Whether a missing GPU is an error instead of a reason to predict.
 
     Raises:
         UsageError: A named GPU is missing or of another arch, or the GPUs are of several models.
@@ -54,23 +54,23 @@ def chosen_gpus(arch: Arch, indexes: str | None, *, require_measured: bool = Fal
         f"{gpu.index}: {gpu.name} {gpu.arch or 'of an arch cuTile does not know'}" for gpu in gpus
     )
     named = _indexes(indexes)
-    found = tuple(gpu for gpu in gpus if gpu.arch == arch and (not named or gpu.index in named))
-    for one in named:
-        if one not in {gpu.index for gpu in found}:
-            raise UsageError(f"--gpus {one} is not an {arch} GPU; this process may use {here or 'none'}")
-    if not found and indexes is not None:
+    chosen = tuple(gpu for gpu in gpus if gpu.arch == arch and (not named or gpu.index in named))
+    for index in named:
+        if index not in {gpu.index for gpu in chosen}:
+            raise UsageError(f"--gpus {index} is not an {arch} GPU; this process may use {here or 'none'}")
+    if not chosen and indexes is not None:
         raise UsageError(
             f"--gpus all: none is an {arch} GPU; this process may use {here or 'none'}; leave --gpus out to "
             "predict"
         )
-    if not found and require_measured:
-        there = f"no {arch} GPU ({here})" if here else "no GPU"
+    if not chosen and require_measured:
+        usable = f"no {arch} GPU ({here})" if here else "no GPU"
         raise TuneError(
-            f"--require measured: this measures, and this process may use {there}; run it on a machine with "
+            f"--require measured: this measures, and this process may use {usable}; run it on a machine with "
             "a GPU of the arch, or leave the option out to predict"
         )
     models: dict[str, list[str]] = {}
-    for gpu in found:
+    for gpu in chosen:
         models.setdefault(gpu.name, []).append(str(gpu.index))
     if len(models) > 1:
         options = " or ".join(f"--gpus {','.join(places)} for {name}" for name, places in models.items())
@@ -78,11 +78,11 @@ def chosen_gpus(arch: Arch, indexes: str | None, *, require_measured: bool = Fal
             f"the {arch} GPUs are of several models ({here}), whose times cannot be compared; choose those "
             f"of one: {options}"
         )
-    return found
+    return chosen
 
 
 def _indexes(text: str | None) -> list[int]:
-    """The places that --gpus names; none where it names all."""
+    """Return the places that --gpus names; none where it names all."""
     if text is None or text.strip() == "all":
         return []
     words = [word.strip() for word in text.split(",")]
@@ -92,7 +92,7 @@ def _indexes(text: str | None) -> list[int]:
 
 
 def chosen_kernels(found: Mapping[str, FoundKernel], names: Sequence[str]) -> tuple[FoundKernel, ...]:
-    """The kernels called `names`, without repetitions; all of them where none is named.
+    """Return the kernels called `names`, without repetitions; all where none is named.
 
     Raises:
         UsageError: A named kernel does not exist, or no kernel is declared at all.
@@ -107,14 +107,14 @@ def chosen_kernels(found: Mapping[str, FoundKernel], names: Sequence[str]) -> tu
             near = difflib.get_close_matches(name, found, n=1)
             raise UsageError(
                 f"no kernel is called {name!r}; there is {_listed(list(found))}"
-                + "".join(f"; the nearest is {one}" for one in near)
-                + "; where a module of yours declares it, name that: --module mylib.kernels"
+                + "".join(f"; the nearest is {match}" for match in near)
+                + "; where a module of yours declares it, name the module: --module mylib.kernels"
             )
     return tuple(found[name] for name in dict.fromkeys(names or found))
 
 
 def parse_problem(text: str) -> dict[str, Value]:
-    """Read ``M=300,N=4096,dtype=bfloat16``: digits are a size, true and false a flag, any other word a class.
+    """Read ``M=300,N=4096,dtype=bfloat16``: digits are a size, true and false a flag, other words a class.
 
     Flags may be written as Python prints them.
 
@@ -138,10 +138,10 @@ def parse_problem(text: str) -> dict[str, Value]:
 
 
 def chosen_problems(tunable: Declaration, wanted: Mapping[str, Value]) -> tuple[Problem, ...]:
-    """The problems of one kernel that have the `wanted` values.
+    """Return the problems of a kernel that have the `wanted` values.
 
-    If all values of a problem are given, that is the problem, declared or not. If some are given, these are
-    the declared problems with those values; a size on a Pow2 axis agrees with all sizes of its bucket.
+    If all values of a problem are given, it is this problem, declared or not. If some are given, they are the
+    declared problems with these values; a size on a Pow2 axis agrees with all sizes of its bucket.
 
     Raises:
         UsageError: The kernel's problems have no such name or another type of value, or none agrees.
@@ -168,22 +168,22 @@ def chosen_problems(tunable: Declaration, wanted: Mapping[str, Value]) -> tuple[
 def problems_by_kernel(
     kernels: Sequence[FoundKernel], texts: Sequence[str]
 ) -> dict[str, tuple[Problem, ...]]:
-    """The problems that the options --problem mean, by kernel; a kernel that none of them fits is left out.
+    """Return the problems of the options --problem, by kernel; a kernel that fits none is left out.
 
     Args:
         kernels: The chosen kernels.
-        texts: The options' values, in the form of `parse_problem`; none where no problem was chosen.
+        texts: The options' values, in the form of `parse_problem`; empty where no problem was chosen.
 
     Raises:
-        UsageError: One of the texts fits none of the kernels.
+        UsageError: A text fits none of the kernels.
     """
     chosen: dict[str, tuple[Problem, ...]] = {}
     for text in texts:
         wanted, refusals = parse_problem(text), []
-        for found in kernels:
-            name = found.tunable.name
+        for kernel in kernels:
+            name = kernel.tunable.name
             try:
-                problems = chosen_problems(found.tunable, wanted)
+                problems = chosen_problems(kernel.tunable, wanted)
             except UsageError as error:
                 refusals.append(str(error))
             else:
@@ -197,7 +197,7 @@ def _check_callable(tunable: Declaration, problem: Problem) -> None:
     """Refuse a problem that no call of the kernel can have."""
     try:
         stated = tunable.problem_of(*tunable.make_args(problem, "meta", 0))
-    # This is the author's code on a person's input: whatever it raises, no call has this problem.
+    # This is the author's code on the user's input: whatever it raises, no call has this problem.
     except Exception as error:
         raise UsageError(f"{tunable.name} cannot make arguments for {problem}: {described(error)}") from error
     if stated != problem:
@@ -214,12 +214,12 @@ def _agrees(tunable: Declaration, problem: Problem, wanted: Mapping[str, Value])
 
 
 def _none_agrees(tunable: Declaration, wanted: Mapping[str, Value]) -> str:
-    asked = " ".join(f"{name}={value}" for name, value in wanted.items())
+    given = " ".join(f"{name}={value}" for name, value in wanted.items())
     missing = [name for name in tunable.typical_problems[0] if name not in wanted]
     declared = {name: {str(problem[name]) for problem in tunable.typical_problems} for name in wanted}
-    there = "; ".join(f"{name}={_listed(sorted(values, key=_natural))}" for name, values in declared.items())
+    listed = "; ".join(f"{name}={_listed(sorted(values, key=_natural))}" for name, values in declared.items())
     return (
-        f"no declared problem of {tunable.name} has {asked}; declared are {there}; "
+        f"no declared problem of {tunable.name} has {given}; declared are {listed}; "
         f"add {' '.join(missing)} to name any other problem in full"
     )
 

@@ -1,6 +1,6 @@
-"""Run a declaration's functions on stand-ins for tensors. Needs no torch, computes nothing.
+"""Run a declaration's functions on probes instead of tensors. Imports no torch, computes nothing.
 
-So it is known which keys `problem` returns, and what `args_fn` hands on.
+The result is the keys that `problem` returns, and the arguments that `args_fn` hands on.
 """
 
 from __future__ import annotations
@@ -13,17 +13,17 @@ OPERATORS = (
     "truediv", "rtruediv", "floordiv", "rfloordiv", "mod", "rmod", "pow", "rpow", "neg", "pos", "abs",
     "and", "rand", "or", "ror", "xor", "rxor", "lshift", "rlshift", "rshift", "rrshift", "invert",
 )  # fmt: skip
-"""Special methods, without their underscores, whose result may be another stand-in."""
+"""Special methods, without their underscores, whose result may be another probe."""
 
 VALUE_METHODS = ("bool", "iter", "contains", "len", "int", "float", "index", "hash", "setitem")
 """Special methods, without their underscores, that need a real value: a function may branch on the result."""
 
 _MOST_ANSWERS = 100
-"""A stand-in may be derived from another at most this often in a row; it ends a loop that would not end."""
+"""Most times in a row that a probe is derived from another; it ends an endless loop."""
 
 
 class NotFollowedError(Exception):
-    """The function's result depends on a tensor's values, or on what only a real tensor can do."""
+    """A function's result depends on a tensor's values, or on abilities of a real tensor."""
 
 
 class _StandIn:
@@ -56,14 +56,14 @@ for _name in VALUE_METHODS:
 
 
 def returned(function: Callable[..., object], count: int) -> object:
-    """Call a function with `count` stand-ins. Of a dict that it returns only the keys are right, no values.
+    """Call a function with `count` probes. In a returned dict only the keys are valid, not the values.
 
     Raises:
         NotFollowedError: The result cannot be known without real tensors.
     """
     try:
         result = function(*(_StandIn() for _ in range(count)))
-    except Exception as error:  # a stand-in is not a tensor, and the author's code may depend on that
+    except Exception as error:  # a probe is not a tensor, and the author's code may depend on it
         raise NotFollowedError from error
     if isinstance(result, _StandIn):
         raise NotFollowedError
@@ -71,17 +71,19 @@ def returned(function: Callable[..., object], count: int) -> object:
 
 
 def handed_on(args_fn: Callable[..., object], parameters: Sequence[str]) -> tuple[str | None, ...]:
-    """For each argument of the kernel, the launch argument that `args_fn` makes it of; None for any other.
+    """Return the launch argument that `args_fn` makes each kernel argument of; None for others.
 
     Raises:
-        NotFollowedError: It cannot be known without real tensors.
+        NotFollowedError: The result cannot be known without real tensors.
     """
     try:
         taken = inspect.signature(args_fn).parameters.values()
-        named = {one.name: _StandIn() for one in taken if one.kind is one.KEYWORD_ONLY}
+        named = {
+            parameter.name: _StandIn() for parameter in taken if parameter.kind is parameter.KEYWORD_ONLY
+        }
         result = args_fn(_StandIn(), *map(_StandIn, parameters), **named)
-    except Exception as error:  # a stand-in is not a tensor, and the author's code may depend on that
+    except Exception as error:  # a probe is not a tensor, and the author's code may depend on it
         raise NotFollowedError from error
     if not isinstance(result, tuple):
         raise NotFollowedError
-    return tuple(one._root if isinstance(one, _StandIn) else None for one in result)
+    return tuple(argument._root if isinstance(argument, _StandIn) else None for argument in result)

@@ -180,7 +180,7 @@ def test_two_kernels_of_one_name_are_refused_naming_both_modules(here: Path) -> 
     package(here, KERNELS.format(name="double"))
     package(here, KERNELS.format(name="double"), name="mylib2")
     with pytest.raises(
-        UsageError, match=r"two kernels are called 'double': one in mylib\.kernels, one in mylib2\.kernels"
+        UsageError, match=r"two kernels are called 'double', in mylib\.kernels and in mylib2\.kernels"
     ):
         find_tunables(["mylib.kernels", "mylib2.kernels"])
 

@@ -60,7 +60,7 @@ def test_lines_of_no_use_are_counted_by_their_reason(
     assert said[1].startswith("scale: M=x is of another type than M=")
     assert said[2:] == (
         "it is of sm100, not sm90: name it, --arch sm100; 1 such line left out",
-        "it is of gone, which is not among the chosen kernels: name that, or its --module; "
+        "it is of gone, which is not among the chosen kernels: name it, or its --module; "
         "1 such line left out",
         "a library's search, which no sweep makes: run aot-tune record on that program again; "
         "2 such lines left out",

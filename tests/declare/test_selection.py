@@ -86,7 +86,8 @@ def test_an_unknown_kernel_is_refused_with_the_nearest_and_the_way_to_name_anoth
     with pytest.raises(UsageError) as told:
         selection.chosen_kernels(many, ["rmsnorm"])
     assert str(told.value).endswith(
-        " …; the nearest is rms_norm; where a module of yours declares it, name that: --module mylib.kernels"
+        " …; the nearest is rms_norm; where a module of yours declares it, name the module: "
+        "--module mylib.kernels"
     )
     with pytest.raises(
         UsageError, match=r"there is scale; where a module of yours .* --module mylib.kernels"

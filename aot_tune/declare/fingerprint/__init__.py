@@ -1,1 +1,1 @@
-"""The source hash: what a kernel computes, followed through helpers, globals and closures."""
+"""Source hash: a kernel's code, followed through helpers, globals and closures."""

@@ -1,6 +1,6 @@
-"""Hash the code that a table's figures depend on: kernel, grid and arguments. Does not import cuda.tile.
+"""Hash the code of a table's figures: kernel, grid and arguments. Does not import cuda.tile.
 
-Processes, Python releases and checkouts agree on the hash of the same code: it is made of syntax trees in a
+Processes, Python releases and checkouts agree on the hash of equal code: it is made of syntax trees in a
 normal form and of values, never of bytecode, addresses, file names or the order of a set.
 """
 
@@ -40,10 +40,10 @@ if TYPE_CHECKING:
     from aot_tune.declare.declaration import Declaration
 
 HEX_DIGITS = 16
-"""The length of a hash, 64 bits: an accidental collision is improbable, and nobody gains by forging one."""
+"""Length of a hash, 64 bits: an accidental collision is improbable, and forging one gains nothing."""
 
 MOST_PARTS = 2000
-"""The most functions, classes and values of one kernel; one that reads more reads a framework's internals."""
+"""Most functions, classes and values of a kernel; a kernel that reads more reads a framework's internals."""
 
 _ADDRESS = re.compile(r"\bat 0x[0-9a-fA-F]+")
 _NO_REPR: object = object.__repr__
@@ -56,11 +56,11 @@ _NATIVE = (
 
 
 def source_hash(tunable: Declaration) -> str:
-    """Hash the kernels, ``grid_fn`` and ``args_fn``, and transitively all helpers, globals and closures read.
+    """Hash the kernels, ``grid_fn`` and ``args_fn``, and transitively all that they read.
 
-    Annotations, defaults and decorators count; comments, docstrings, layout, positions and file names do not.
-    Where something cannot be hashed, the hash differs at every call, so that the code counts as changed;
-    `unhashable` says what it is.
+    Helpers, globals, closures, annotations, defaults and decorators count; comments, docstrings, layout,
+    positions and file names do not. Where a part cannot be hashed, the hash differs at every call, so that
+    the code counts as changed; `unhashable` names the part.
 
     Returns:
         16 hexadecimal digits.
@@ -70,11 +70,11 @@ def source_hash(tunable: Declaration) -> str:
 
 
 def kernel_hash(kernel: Any) -> tuple[str, tuple[str, ...]]:
-    """Hash a kernel that no declaration names: its function, all that this reads, and its decorator's hints.
+    """Hash a kernel without a declaration: its function, all that it reads, and its decorator's hints.
 
     Returns:
-        16 hexadecimal digits, and the parts that cannot be hashed, and why: with any of them the digits mean
-        nothing.
+        16 hexadecimal digits, and the parts that cannot be hashed, with the reasons. With any such part the
+        digits mean nothing.
     """
     hasher = _Hasher()
     hasher.add("kernel", cutile.python_function(kernel))
@@ -83,9 +83,9 @@ def kernel_hash(kernel: Any) -> tuple[str, tuple[str, ...]]:
 
 
 def function_hash(kernel: Any) -> str:
-    """Hash a kernel's function and all that this reads, without the kernel's hints.
+    """Hash a kernel's function and all that it reads, without the kernel's hints.
 
-    Where something cannot be hashed, the hash differs at every call.
+    Where a part cannot be hashed, the hash differs at every call.
 
     Returns:
         16 hexadecimal digits.
@@ -96,10 +96,10 @@ def function_hash(kernel: Any) -> str:
 
 
 def check_hash(tunable: Declaration) -> str:
-    """Hash what results are checked with: ``make_args``, ``reference`` with its tolerances, what is written.
+    """Hash the check of results: ``make_args``, ``reference`` with its tolerances, written arguments.
 
-    A part that cannot be hashed is left out. The hash decides whether a sweep may be resumed, and one that
-    differed at every call would forbid that.
+    A part that cannot be hashed is left out. The hash decides whether a sweep may be resumed; a hash that
+    differed at every call would forbid it.
 
     Returns:
         16 hexadecimal digits.
@@ -114,7 +114,7 @@ def check_hash(tunable: Declaration) -> str:
 
 
 def unhashable(tunable: Declaration) -> tuple[str, ...]:
-    """The parts of a kernel's code that cannot be hashed, and why; empty where the hash is stable."""
+    """Return the parts of a kernel's code that cannot be hashed, with reasons; empty where it is stable."""
     return _fingerprint(tunable)[1]
 
 
@@ -131,23 +131,23 @@ def _fingerprint(tunable: Declaration) -> tuple[str, tuple[str, ...]]:
 
 
 class _Hasher:
-    """Feeds values and the code behind them into one hash."""
+    """Feeds values and their code into a hash."""
 
     def __init__(self) -> None:
         self.obstacles: list[str] = []
         self._hash = hashlib.sha256()
         self._place = ""
         self._parts = 0
-        # Functions and classes are described once. They are kept alive so that no address is used again.
+        # Functions and classes are described once, and kept alive so that no address is used again.
         self._described: dict[int, tuple[int, object]] = {}
-        # Containers and objects are described at each place: equal constants may or may not be one object.
+        # Containers and objects are described at each place: equal constants may be one object or several.
         self._open: list[int] = []
 
     def digest(self) -> str:
         return self._hash.hexdigest()[:HEX_DIGITS]
 
     def add(self, place: str, value: object) -> None:
-        """Hash a value under a name that stays the same when files are renamed."""
+        """Hash a value under a name that does not change when files are renamed."""
         outer, self._place = self._place, place
         self._word("value", place)
         try:
@@ -219,7 +219,7 @@ class _Hasher:
             self._value(part)
 
     def _set(self, values: Iterable[object]) -> None:
-        """Hash members separately and sort their hashes, because iteration depends on PYTHONHASHSEED."""
+        """Hash members separately and sort the hashes, because iteration depends on PYTHONHASHSEED."""
         members = []
         for value in values:
             of_member = _Hasher()
@@ -249,7 +249,7 @@ class _Hasher:
             self._obstacle(f"it passes the module {module.__name__} on; read names of it instead")
 
     def _object(self, value: Any) -> None:
-        """Hash an object of the author's class by class and state, a foreign one by its printed form."""
+        """Hash an object of the author's class by class and state, other objects by their printed form."""
         cls = type(value)
         if not counts_by_name(cls.__module__):
             state = {name: getattr(value, name, None) for base in cls.__mro__ for name in slots_of(base)}
@@ -297,7 +297,7 @@ class _Hasher:
         self._trees(trees, vars(sys.modules[cls.__module__]))
 
     def _trees(self, trees: Iterable[Definition], scope: Mapping[str, Any]) -> bool:
-        """Hash trees and the values of their outer names; return whether some name has no value."""
+        """Hash trees and the values of their outer names; return whether a name has no value."""
         unknown = False
         for tree in trees:
             self._hash.update(_bytes_of_tree(tree))
@@ -324,7 +324,7 @@ class _Hasher:
         return True
 
     def _import(self, statement: ast.Import | ast.ImportFrom, scope: Mapping[str, Any]) -> None:
-        """An import inside a function binds local names, so its values are hashed here."""
+        """Hash the values of an import inside a function, which binds local names."""
         for alias in statement.names:
             if isinstance(statement, ast.Import):
                 path, attribute = alias.name, None
@@ -333,7 +333,7 @@ class _Hasher:
             try:
                 full = importlib.util.resolve_name(path, scope.get("__package__") or "")
                 if counts_by_name(full):
-                    continue  # the tree says which name is imported
+                    continue  # the tree holds the imported name
                 value: object = importlib.import_module(full)
                 if attribute is not None:
                     value = getattr(value, attribute)
@@ -344,12 +344,12 @@ class _Hasher:
 
 
 def _bytes_of(words: Iterable[str]) -> bytes:
-    """Words as a hash takes them: each after its length, so that no two lists of words are the same bytes."""
+    """Return the bytes of words for a hash: each after its length, so that no two lists have equal bytes."""
     encoded = (word.encode("utf-8", "surrogatepass") for word in words)
     return b"".join(b"%d:%b" % (len(data), data) for data in encoded)
 
 
 @functools.lru_cache(maxsize=1024)
 def _bytes_of_tree(tree: Definition) -> bytes:
-    """A tree's normal form, which kernels of one module share, as a hash takes it."""
+    """Return the bytes of a tree's normal form, which kernels of one module share."""
     return _bytes_of(normal_form(tree))

@@ -17,14 +17,14 @@ from aot_tune.declare.fingerprint.syntax import SCOPES, Definition, normal_form
 
 
 class NoSourceError(Exception):
-    """The source text is missing, or is not the text that was compiled."""
+    """A source text is missing, or is not the text that was compiled."""
 
 
 # Finding ------------------------------------------------------------------------------
 
 
 def function_trees(function: types.FunctionType) -> list[Definition]:
-    """The tree of a function or lambda; several only where lambdas on one line cannot be distinguished.
+    """Return the tree of a function or lambda; several where lambdas on one line cannot be distinguished.
 
     Raises:
         NoSourceError: The function has no source, as with ``exec`` or ``python -c``.
@@ -33,24 +33,24 @@ def function_trees(function: types.FunctionType) -> list[Definition]:
     block = _block(code, function.__globals__)
     if block is not None:
         return [block]
-    found: list[Definition] = [
+    nodes: list[Definition] = [
         node
         for _, node in _module(code.co_filename, function.__globals__)
         if not isinstance(node, ast.ClassDef)
         and _first_line(node) == code.co_firstlineno
         and ("<lambda>" if isinstance(node, ast.Lambda) else node.name) == code.co_name
     ]
-    if not found:
+    if not nodes:
         raise NoSourceError(f"{code.co_filename}:{code.co_firstlineno} does not define {code.co_name}")
-    if len(found) == 1:
-        return found
-    found = [node for node in found if _compiles_to(node, code)] or found
+    if len(nodes) == 1:
+        return nodes
+    nodes = [node for node in nodes if _compiles_to(node, code)] or nodes
     # Equal lambdas on one line count once, so that breaking the line changes nothing.
-    return list({"".join(normal_form(node)): node for node in found}.values())
+    return list({"".join(normal_form(node)): node for node in nodes}.values())
 
 
 def class_trees(cls: type) -> list[Definition]:
-    """The tree of a class; several where its file defines more than one of its qualified name.
+    """Return the tree of a class; several where its file defines its qualified name more than once.
 
     Raises:
         NoSourceError: The class has no source.
@@ -59,14 +59,14 @@ def class_trees(cls: type) -> list[Definition]:
         path = inspect.getfile(cls)
     except (TypeError, OSError) as error:
         raise NoSourceError(f"{cls.__qualname__} has no source file") from error
-    found = [
+    nodes = [
         node
         for name, node in _module(path, {})
         if isinstance(node, ast.ClassDef) and name == cls.__qualname__
     ]
-    if not found:
+    if not nodes:
         raise NoSourceError(f"{path} does not define {cls.__qualname__}")
-    return list(found)
+    return list(nodes)
 
 
 def _first_line(node: Definition) -> int:
@@ -75,15 +75,15 @@ def _first_line(node: Definition) -> int:
 
 
 _blocks: dict[tuple[str, int, str], tuple[list[str], Definition]] = {}
-"""By file, first line and name: the lines of the file, and the function that begins there."""
+"""Lines of a file and the function that begins at a line, by file, first line and name."""
 
 
 def _block(code: types.CodeType, module_globals: dict[str, object]) -> Definition | None:
-    """The function that begins at the first line of its code; None where that alone does not tell.
+    """Return the function that begins at the first line of its code; None where this does not decide.
 
     A first launch waits for this, and a file is ten times as long as a function. A line that is indented no
-    further than the first one ends the function, unless it is in brackets or in a string: what comes before
-    it cannot be parsed then.
+    further than the first ends the function, unless it is in brackets or in a string: then the text before it
+    cannot be parsed.
     """
     lines = _lines(code.co_filename, module_globals)
     key = (code.co_filename, code.co_firstlineno, code.co_name)
@@ -135,7 +135,7 @@ def _module(path: str, module_globals: dict[str, object]) -> tuple[tuple[str, De
 
 @lru_cache(maxsize=256)
 def _definitions(text: str) -> tuple[tuple[str, Definition], ...]:
-    """All definitions of a module with their qualified names."""
+    """Return all definitions of a module with their qualified names."""
 
     def walk(node: ast.AST, prefix: str) -> Iterator[tuple[str, Definition]]:
         for child in ast.iter_child_nodes(node):
@@ -153,7 +153,7 @@ def _compiles_to(node: Definition, code: types.CodeType) -> bool:
     """Whether a lambda compiles to this code, closure variables included."""
     if not isinstance(node, ast.Lambda):
         return True
-    # A function around it that owns the free variables makes the compiler treat them as closures again.
+    # An outer function that owns the free variables makes the compiler treat them as closures again.
     outer = ast.parse("def outer():\n  " + "".join(f"{name} = 0; " for name in code.co_freevars) + "return 0")
     function = outer.body[0]
     assert isinstance(function, ast.FunctionDef)
@@ -179,21 +179,21 @@ _FUTURE_FLAGS = __future__.annotations.compiler_flag
 
 
 def closure_of(function: types.FunctionType) -> dict[str, Any]:
-    """The closure's variables that have a value."""
+    """Return the closure's variables that have a value."""
     cells = zip(function.__code__.co_freevars, function.__closure__ or (), strict=True)
     return {name: cell.cell_contents for name, cell in cells if not _is_empty(cell)}
 
 
 def _is_empty(cell: types.CellType) -> bool:
     try:
-        cell.cell_contents  # noqa: B018 (asking is how one knows)
+        cell.cell_contents  # noqa: B018 (the access raises for an empty cell)
     except ValueError:
         return True
     return False
 
 
 def annotations_of(function: types.FunctionType) -> dict[str, Any]:
-    """The annotations that are not text. Since Python 3.14 reading them evaluates them, which may fail."""
+    """Return the annotations that are not text. Since Python 3.14 reading evaluates them and may fail."""
     try:
         return {name: value for name, value in function.__annotations__.items() if not isinstance(value, str)}
     except Exception:
@@ -201,7 +201,7 @@ def annotations_of(function: types.FunctionType) -> dict[str, Any]:
 
 
 def slots_of(cls: type) -> tuple[str, ...]:
-    """The names of the slots that a class itself declares."""
+    """Return the names of the slots that a class itself declares."""
     names = vars(cls).get("__slots__", ())
     return (names,) if isinstance(names, str) else tuple(names)
 
@@ -219,6 +219,6 @@ def counts_by_name(module: str | None) -> bool:
 
 
 def public_name(value: Any) -> tuple[str, str]:
-    """The package and qualified name of a value. Not the module: private modules move between releases."""
+    """Return the package and qualified name of a value; not the module, which may move between releases."""
     package = (getattr(value, "__module__", None) or "").partition(".")[0]
     return package, getattr(value, "__qualname__", None) or str(value)

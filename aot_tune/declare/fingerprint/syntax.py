@@ -1,6 +1,6 @@
-"""Write a syntax tree in one normal form, and find the outer names that it reads. Pure.
+"""Write a syntax tree in a normal form, and find the outer names that it reads. Pure.
 
-The normal form is the same for every Python from 3.10 on: it has no positions, comments or docstrings, and no
+The normal form is equal for every Python from 3.10 on: it has no positions, comments or docstrings, and no
 empty fields, because each release adds some. Bytecode differs between releases, text between formatters.
 """
 
@@ -14,10 +14,10 @@ from typing import Any
 Definition = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda | ast.ClassDef
 
 Name = tuple[str, ...]
-"""A name with the attributes that are read of it: ``("ct", "load")`` for ``ct.load``."""
+"""Name with the attributes that are read of it: ``("ct", "load")`` for ``ct.load``."""
 
 SCOPES = (ast.FunctionDef, ast.AsyncFunctionDef, ast.Lambda, ast.ClassDef)
-"""The types of a `Definition`, for ``isinstance``."""
+"""Types of a `Definition`, for ``isinstance``."""
 
 _SKIPPED_FIELDS = frozenset({"ctx", "type_comment", "kind"})
 _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
@@ -27,7 +27,7 @@ _COMPREHENSIONS = (ast.ListComp, ast.SetComp, ast.DictComp, ast.GeneratorExp)
 
 
 def normal_form(node: ast.AST) -> Iterator[str]:
-    """Write a tree as text that is the same for the same code, whatever the release, layout and comments."""
+    """Write a tree as text that is equal for equal code, whatever the release, layout and comments."""
     yield f"{type(node).__name__}("
     for field, value in ast.iter_fields(node):
         absent = value == [] or (value is None and not isinstance(node, ast.Constant))
@@ -49,7 +49,7 @@ def normal_form(node: ast.AST) -> Iterator[str]:
 
 
 def _significant(node: ast.AST, field: str, items: list[Any]) -> list[Any]:
-    """A body without its docstring; an f-string's parts without the empty texts that Python 3.12 adds."""
+    """Return a body without its docstring, an f-string without the empty texts that Python 3.12 adds."""
     if field == "body" and isinstance(node, SCOPES) and _is_docstring(items[0]):
         return items[1:]
     if isinstance(node, ast.JoinedStr):
@@ -69,7 +69,7 @@ def _is_docstring(statement: ast.AST) -> bool:
 
 
 def outer_names(definition: Definition) -> tuple[list[Name], list[ast.Import | ast.ImportFrom]]:
-    """The names that a definition reads but does not bind, with the attributes read of them, and its imports.
+    """Return the names that a definition reads but does not bind, with their attributes, and its imports.
 
     Names in annotations count, in strings too. Both are in the order of the text, without repeated
     names.
@@ -80,7 +80,7 @@ def outer_names(definition: Definition) -> tuple[list[Name], list[ast.Import | a
 
 
 class _Reader:
-    """Walks a definition, knowing at each place the names that are bound there."""
+    """Walks a definition with the names that are bound at each place."""
 
     def __init__(self) -> None:
         self.names: list[Name] = []
@@ -147,7 +147,7 @@ class _Reader:
 
 
 def _stored(node: ast.AST) -> Iterator[str]:
-    """The names that a statement binds in its function."""
+    """Yield the names that a statement binds in its function."""
     if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef | ast.ClassDef):
         yield node.name
         return
