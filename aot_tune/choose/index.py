@@ -123,7 +123,7 @@ class Index:
         if beside is None:
             classes, sizes, edges = self._key_of(match.entry.bucket)
             others = [
-                (distance(sizes, self._sizes_of(other.entry.bucket)), place, other)
+                (distance(sizes, self._sizes_of(other.entry.bucket)) or 0.0, place, other)
                 for place, other in enumerate(self._at_edges[classes, edges])
                 if other.path == match.path and other is not match
             ]

@@ -8,6 +8,7 @@ the sizes in the order of the axes, then the earlier.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from math import inf
 from math import log2 as _log2
 from typing import Generic, TypeVar
 
@@ -69,9 +70,10 @@ def nearest(sizes: Sequence[int], places: Places[Item], within: float = NEAR_DOU
     return None if chosen is None else places.items[chosen]
 
 
-def distance(one: Sequence[int], other: Sequence[int]) -> float:
-    """Return the sum of the doublings between two lists of sizes."""
-    return sum(abs(_log2((size or 1) / (another or 1))) for size, another in zip(one, other, strict=True))
+def distance(one: Sequence[int], other: Sequence[int], within: float = inf) -> float | None:
+    """Return the sum of doublings between two lists of sizes; None where one axis exceeds `within`."""
+    doublings = [abs(_log2((size or 1) / (another or 1))) for size, another in zip(one, other, strict=True)]
+    return sum(doublings) if max(doublings, default=0.0) <= within + _ROUNDED else None
 
 
 _ROUNDED = 1e-9

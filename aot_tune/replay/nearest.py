@@ -1,6 +1,6 @@
 """Measure how near two problems of one search are. Pure.
 
-Declared kernels have the same rule (`aot_tune.choose.nearest`): the smallest sum of doublings between
+The rule is that of declared kernels (`aot_tune.choose.nearest`): the smallest sum of doublings between
 buckets, each at most one doubling apart; of equally near problems the larger, then the first. Three things
 differ, because no axis is declared:
 
@@ -17,11 +17,11 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from math import inf, prod
 
-from aot_tune.choose.nearest import NEAR_DOUBLINGS
+from aot_tune.choose import nearest
 from aot_tune.replay.problem import Argument, Array, Fixed, Items, Problem, Whole
 from aot_tune.values.bucket import edge
 
-NEAR = int(NEAR_DOUBLINGS)
+NEAR = int(nearest.NEAR_DOUBLINGS)
 """Most doublings between two near problems' buckets of one dimension."""
 
 ANY = inf
@@ -82,13 +82,10 @@ def _between(old: Array, new: Array, most: float) -> int | None:
     same = (old.dtype, old.layout, old.aligned, len(old.shape))
     if same != (new.dtype, new.layout, new.aligned, len(new.shape)):
         return None
-    doublings = 0
-    for old_size, new_size in zip(old.shape, new.shape, strict=True):
-        apart = abs(_bucket(old_size).bit_length() - _bucket(new_size).bit_length())
-        if apart > most:
-            return None
-        doublings += apart
-    return doublings
+    # An empty dimension lies a doubling below one of size 1.
+    olds, news = ([2 * _bucket(size) or 1 for size in array.shape] for array in (old, new))
+    doublings = nearest.distance(olds, news, most)
+    return None if doublings is None else round(doublings)
 
 
 def sizes_of(arguments: Sequence[Argument]) -> Iterator[int]:

@@ -89,5 +89,10 @@ def test_a_size_of_zero_has_a_distance():
     assert distance((0, 1), (4, 1)) == 2.0
 
 
+def test_there_is_no_distance_beyond_the_reach_of_one_axis():
+    assert distance((64, 1024), (32, 2048), within=1.0) == 2.0
+    assert distance((64, 1024), (64, 4096), within=1.0) is None
+
+
 def test_without_an_axis_the_first_is_the_nearest():
     assert found((), [(), ()]) == ()
