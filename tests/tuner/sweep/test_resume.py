@@ -19,7 +19,7 @@ _SWEEP = """
 import sys
 from pathlib import Path
 from aot_tune.tuner.measure import session
-from aot_tune.tuner.sweep import run as sweep
+from aot_tune.tuner.sweep import resources, run as sweep
 from aot_tune.tuner.sweep.progress import PlainProgress
 from aot_tune.tuner.sweep.report import SweepRequest
 from tests.support.samples import SM90, scale_in
@@ -35,7 +35,7 @@ class NoLock:
     def release(self):
         pass
 
-    def say(self, purpose):
+    def set_purpose(self, purpose):
         pass
 
 
@@ -46,7 +46,7 @@ def measure(found, gpu, **more):
     )
 
 
-session.GpuLock, sweep.MeasureSession = NoLock, measure
+session.GpuLock, resources.MeasureSession = NoLock, measure
 tables = folder / "tables"
 kernels = several_in(tables) if sys.argv[4] == "several" else (scale_in(tables)["scale"],)
 request = SweepRequest(
