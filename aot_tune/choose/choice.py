@@ -68,7 +68,7 @@ class Options:
     """Multiprocessors of the launching GPU, by which waves are counted; None for the GPU that a table was
     measured on."""
 
-    card: str | None = None
+    gpu_model: str | None = None
     """Name of the launching GPU; None for the GPU that a table was measured on. On other models, the bytes
     that a config loads decide between configs whose estimates overlap."""
 

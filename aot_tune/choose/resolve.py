@@ -92,7 +92,7 @@ def resolve(
                 where=where_of(source),
                 beside=() if source == "own" else index.beside(match, default_at),
                 sm_count=options.sm_count,
-                loads=_loads(legality, problem) if _is_of_other_model(match, options.card) else None,
+                loads=_loads(legality, problem) if _is_of_other_model(match, options.gpu_model) else None,
             )
         except Exception as error:
             legality.failed(error, problem, f"{where} {match.entry.bucket} of {match.path}")

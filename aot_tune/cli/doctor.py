@@ -11,7 +11,7 @@ from pathlib import Path
 
 from aot_tune import __version__, environment
 from aot_tune.cli.documents import find
-from aot_tune.cli.documents.declared import TableState, card_remarks, table_states
+from aot_tune.cli.documents.declared import TableState, gpu_model_remarks, table_states
 from aot_tune.cli.documents.recorded import RecordedState, recorded_states, state_lines
 from aot_tune.errors import AotTuneError
 from aot_tune.nvidia import cutile
@@ -117,7 +117,7 @@ def diagnose(arch: Arch, modules: Sequence[str] = ()) -> Diagnosis:
         # The rest of the diagnosis is worth printing even if the installed kernels cannot be imported.
         remarks.append(str(error))
     gpus = visible_gpus()
-    remarks += card_remarks(tables, gpus or (), arch)
+    remarks += gpu_model_remarks(tables, gpus or (), arch)
     folders = find.folders(modules)
     return Diagnosis(
         aot_tune=__version__,

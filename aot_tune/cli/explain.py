@@ -24,8 +24,8 @@ from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.serve import loader
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.serve.launch.messages import (
-    card_messages,
     compiler_messages,
+    gpu_model_messages,
     passed_over_message,
     stale_messages,
 )
@@ -144,7 +144,7 @@ def explain(tunable: Declaration, arch: Arch, problem: Problem, *, option: str |
     remarks = (
         *dict.fromkeys(str(warning.message) for warning in caught),
         *stale_messages(tunable, arch, index, source_hash(tunable)),
-        *(message for model in _gpu_models(arch) for _, message in card_messages(index, model)),
+        *(message for model in _gpu_models(arch) for _, message in gpu_model_messages(index, model)),
         *compiler_messages(tunable, arch, index, dispatcher_of(tunable).kernels.cubins.compiler(arch)),
         *_remarks(tunable, arch, problem, choice),
     )

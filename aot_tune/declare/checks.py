@@ -28,7 +28,7 @@ from aot_tune.declare.mistakes import (
     too_large,
     written_mistakes,
 )
-from aot_tune.declare.stand_in import NotFollowedError, returned
+from aot_tune.declare.probe import NotFollowedError, returned
 from aot_tune.errors import DeclarationError
 from aot_tune.nvidia import cutile
 from aot_tune.values.arch import KNOWN_ARCHS, Arch

@@ -13,7 +13,7 @@ it; it spills or needs too much shared memory (``resources``); the launch raises
 (``verify``); it hangs (``timeout``); it poisons the GPU's context or crashes the worker (``fault``); the
 GPU's memory is full; it gives no usable time (``timing``)."""
 
-STRIKES: frozenset[Stage] = frozenset({"fault", "timeout"})
+COUNTED_STAGES: frozenset[Stage] = frozenset({"fault", "timeout"})
 """Stages that count towards excluding a config, which is then not run again for its kernel. Each failure at
 them costs two workers and, for a hang, two time limits, on every problem anew. ``memory`` does not count: it
 depends on the problem's size and not only on the config."""

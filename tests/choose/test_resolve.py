@@ -67,16 +67,19 @@ def test_step_2_the_own_bucket_s_entry_is_taken() -> None:
 
 
 @pytest.mark.parametrize(
-    ("card", "taken"), [(None, AT_64), ("NVIDIA H200", AT_64), ("NVIDIA H100 80GB HBM3", AT_256)]
+    ("gpu_model", "taken"), [(None, AT_64), ("NVIDIA H200", AT_64), ("NVIDIA H100 80GB HBM3", AT_256)]
 )
 def test_step_2_on_another_card_the_one_that_loads_less_is_taken_of_those_that_overlap(
-    card: str | None, taken: Config
+    gpu_model: str | None, taken: Config
 ) -> None:
-    choice = choose(at(64), equally_fast(at(64), AT_64), tunable=loading_more(AT_64), card=card)
+    choice = choose(at(64), equally_fast(at(64), AT_64), tunable=loading_more(AT_64), gpu_model=gpu_model)
     assert (choice.config, choice.source) == (taken, "own")
     assert ("another GPU model's" in choice.reason) == (taken == AT_256)
     declared_without = dataclasses.replace(loading_more(AT_64), work=None)
-    assert choose(at(64), equally_fast(at(64), AT_64), tunable=declared_without, card=card).config == AT_64
+    assert (
+        choose(at(64), equally_fast(at(64), AT_64), tunable=declared_without, gpu_model=gpu_model).config
+        == AT_64
+    )
 
 
 def test_predicted_times_are_of_no_card() -> None:
@@ -86,7 +89,7 @@ def test_predicted_times_are_of_no_card() -> None:
         at(64),
         dataclasses.replace(table, entries=entries),
         tunable=loading_more(AT_64),
-        card="NVIDIA H100 PCIe",
+        gpu_model="NVIDIA H100 PCIe",
     )
     assert choice.config == AT_64
 
@@ -99,7 +102,7 @@ def test_a_work_that_raises_is_told_and_decides_nothing() -> None:
 
     broken = dataclasses.replace(loading_more(AT_64), work=work)
     with pytest.warns(TableWarning, match="the work of tile_m=.* is passed over.*no such size"):
-        choice = choose(at(48), equally_fast(at(64), AT_64), tunable=broken, card="NVIDIA H100 PCIe")
+        choice = choose(at(48), equally_fast(at(64), AT_64), tunable=broken, gpu_model="NVIDIA H100 PCIe")
     assert (choice.config, choice.source) == (choose(at(48), equally_fast(at(64), AT_64)).config, "own")
 
 

@@ -14,7 +14,7 @@ from aot_tune.declare.discovery import Broken, FoundKernel, Survey
 from aot_tune.errors import UsageError
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.nvml import Gpu
-from aot_tune.tables.cards import other_card
+from aot_tune.tables.gpu_models import other_gpu_model
 from aot_tune.tables.table import StateTimes
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
@@ -167,7 +167,7 @@ def test_tables_of_another_card_are_remarked_once(
     here = tuple(Gpu(index=place, name=name, arch=SM90, uuid=str(place)) for place in range(8))
     monkeypatch.setattr(doctor, "visible_gpus", lambda: here)
     said = [one for one in doctor.diagnose(SM90).remarks if "another GPU model" in one]
-    assert said == [other_card("NVIDIA H200", name)]
+    assert said == [other_gpu_model("NVIDIA H200", name)]
     monkeypatch.setattr(doctor, "visible_gpus", lambda: (dataclasses.replace(here[0], name="NVIDIA H200"),))
     assert not any("another GPU model" in one for one in doctor.diagnose(SM90).remarks)
 

@@ -196,11 +196,11 @@ def test_tables_of_another_card_are_remarked(scale: Tunable, monkeypatch: pytest
     assert "another GPU model of the arch: NVIDIA H200, and this is NVIDIA H100 PCIe." in remark
 
 
-@pytest.mark.parametrize(("card", "place"), [("NVIDIA H100 PCIe", 1), ("NVIDIA H200", 0)])
+@pytest.mark.parametrize(("gpu_model", "place"), [("NVIDIA H100 PCIe", 1), ("NVIDIA H200", 0)])
 def test_the_choice_of_this_machines_card_is_told(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, card: str, place: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, gpu_model: str, place: int
 ) -> None:
-    here = [Gpu(index=0, name=card, arch=SM90, uuid="a")]
+    here = [Gpu(index=0, name=gpu_model, arch=SM90, uuid="a")]
     monkeypatch.setattr("aot_tune.serve.loader.gpus", lambda: here)
     configs = scale_table().portfolio
     write(tmp_path, equally_fast(_problem(64), configs[0]))

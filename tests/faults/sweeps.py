@@ -322,7 +322,7 @@ def damaged_journals(world: World, tally: Tally, more: bool) -> None:
     for name in DAMAGES if more else ("torn", "flipped", "zeros", "doubled", "shuffled"):
         sweep = world.sweep(f"A9-{name}", tally)
         shutil.copytree(killed.folder, sweep.folder, dirs_exist_ok=True)
-        sweep.uuid = killed.uuid  # on another card a problem that was begun is measured anew
+        sweep.uuid = killed.uuid  # on another GPU a problem that was begun is measured anew
         data = DAMAGES[name](whole)
         sweep.journal.write_bytes(data)
         injector.injected(sweep.folder)

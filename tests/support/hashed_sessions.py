@@ -71,7 +71,7 @@ class HashedSession:
     told: ClassVar[list[tuple[int, Problem, Config]]] = []
     """All outcomes, each with the GPU's index."""
 
-    def __init__(self, found: Any, index: int, *, on_event: Any = None, strikes: Any = None) -> None:
+    def __init__(self, found: Any, index: int, *, on_event: Any = None, fault_counts: Any = None) -> None:
         self.index = index
         self.spent = Spent(start_s=self.starting_s)
         self._stopped = False
@@ -98,7 +98,7 @@ class HashedSession:
     def prepare(self) -> None:
         pass
 
-    def turn_to(self, found: Any, strikes: Any) -> None:
+    def turn_to(self, found: Any, fault_counts: Any) -> None:
         pass
 
     def identity(self) -> dict[str, str]:

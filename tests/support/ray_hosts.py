@@ -12,7 +12,7 @@ from typing import Any
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.tuner.compile.job import CompileJob
 from aot_tune.tuner.measure import gpu_lock
-from aot_tune.tuner.measure.blame import Strikes
+from aot_tune.tuner.measure.blame import FaultCounts
 from aot_tune.tuner.measure.session import MeasureSession
 from aot_tune.tuner.measure.supervise import Limits
 from aot_tune.tuner.process.codec import decode
@@ -57,9 +57,9 @@ class HashedHost(GpuHost):
         name = os.environ.get("FAKE_GPU", NAME)
         return RemoteGpu(name=name, arch="sm90", uuid=self._uuid, driver="580.1")
 
-    def _start(self, found: Any, on_event: Callable[[str], None], strikes: Strikes) -> Any:
+    def _start(self, found: Any, on_event: Callable[[str], None], fault_counts: FaultCounts) -> Any:
         hashed_sessions.PAUSE_S = float(os.environ.get("FAKE_PAUSE_S", hashed_sessions.PAUSE_S))
-        return NamedSession(self._uuid, found, self._place, on_event=on_event, strikes=strikes)
+        return NamedSession(self._uuid, found, self._place, on_event=on_event, fault_counts=fault_counts)
 
 
 class NearHost:
@@ -142,9 +142,9 @@ class NearCluster:
         return "choose equal nodes"
 
     def session(
-        self, found: FoundKernel, index: int, on_event: Callable[[str], None], strikes: Strikes
+        self, found: FoundKernel, index: int, on_event: Callable[[str], None], fault_counts: FaultCounts
     ) -> RemoteSession:
-        return RemoteSession(found, self.gpus[index], on_event=on_event, strikes=strikes)
+        return RemoteSession(found, self.gpus[index], on_event=on_event, fault_counts=fault_counts)
 
     def pool(self, most: int | None, folder: Path) -> RemotePool:
         return RemotePool(NearTasks(), most or 2, folder)
@@ -153,7 +153,7 @@ class NearCluster:
 class ScriptedHost(HashedHost):
     """A host with a real measuring session, whose process does as the script in ``FAKE_SCRIPT`` says."""
 
-    def _start(self, found: Any, on_event: Callable[[str], None], strikes: Strikes) -> Any:
+    def _start(self, found: Any, on_event: Callable[[str], None], fault_counts: FaultCounts) -> Any:
         gpu_lock.FOLDERS = (Path(os.environ["FAKE_LOCKS"]),)
         return MeasureSession(
             found,
@@ -161,5 +161,5 @@ class ScriptedHost(HashedHost):
             on_event=on_event,
             backend="tests.support.scripted_backend:ScriptedBackend",
             arguments={"script": decode(os.environ["FAKE_SCRIPT"].encode())},
-            strikes=strikes,
+            fault_counts=fault_counts,
         )

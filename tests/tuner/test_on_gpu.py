@@ -16,7 +16,7 @@ from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.tables.states import State
 from aot_tune.tunable import Tunable
 from aot_tune.tuner.choose.states import LONG_US
-from aot_tune.tuner.measure.blame import Strikes
+from aot_tune.tuner.measure.blame import FaultCounts
 from aot_tune.tuner.measure.request import Finals, Measure, Recheck, TimeInState
 from aot_tune.tuner.measure.rounds import LEAST_ROUNDS
 from aot_tune.tuner.measure.session import MeasureSession
@@ -83,9 +83,9 @@ def test_an_illegal_access_is_blamed_on_its_config_which_is_struck(start: Start)
         assert isinstance(bad, Failure)
         assert bad.stage == "fault"
         print(bad.message)
-    (struck,) = session.answer(Measure(HUGE, modes(broken.FAULTS)))
-    assert isinstance(struck, Failure)
-    assert struck.message.startswith("excluded: it faulted on ")
+    (excluded,) = session.answer(Measure(HUGE, modes(broken.FAULTS)))
+    assert isinstance(excluded, Failure)
+    assert excluded.message.startswith("excluded: it faulted on ")
 
 
 def test_a_kernel_that_never_ends_is_killed_and_the_sweep_goes_on(start: Start) -> None:
@@ -175,7 +175,7 @@ def test_one_process_measures_two_kernels_in_turn(start: Start) -> None:
         (outcome,) = session.answer(Measure(SMALL, modes(broken.RIGHT)))
         assert isinstance(outcome, Measurement)
         found = FoundKernel(module="tests.support.broken_kernels", tunable=tunable)
-        session.turn_to(found, Strikes(replaced.append))
+        session.turn_to(found, FaultCounts(replaced.append))
     assert by_mode(session.answer(Measure(SMALL, modes(broken.RIGHT)))) == {broken.RIGHT: "ok"}
     assert replaced == []
 

@@ -21,8 +21,8 @@ from aot_tune.nvidia import cutile
 from aot_tune.nvidia.nvml import Gpu
 from aot_tune.serve import loader
 from aot_tune.tables import reader, store, writer
-from aot_tune.tables.cards import measured_on, other_card
 from aot_tune.tables.fit import entry_complaints, mismatch, portfolio_complaints, undeclared
+from aot_tune.tables.gpu_models import measured_on, other_gpu_model
 from aot_tune.tables.states import first_state
 from aot_tune.tables.table import BySize, Entry, Table, entry_order, geometric_mean
 from aot_tune.values.arch import Arch
@@ -257,19 +257,23 @@ def table_states(tunable: Declaration, arch: Arch) -> Iterator[TableState]:
     for folder, named in loader.folders(tunable):
         path = store.table_path(folder, arch, tunable.name)
         state, table = _table_state(path, tunable, arch, named=named)
-        cards = measured_on(() if table is None else (table,))
+        gpu_models = measured_on(() if table is None else (table,))
         usable = table is not None and bool(table.entries)
         yield TableState(
-            kernel=tunable.name, path=path, state=state, usable=usable, measured_on=next(iter(cards), None)
+            kernel=tunable.name,
+            path=path,
+            state=state,
+            usable=usable,
+            measured_on=next(iter(gpu_models), None),
         )
 
 
-def card_remarks(tables: Sequence[TableState], gpus: Sequence[Gpu], arch: Arch) -> Iterator[str]:
+def gpu_model_remarks(tables: Sequence[TableState], gpus: Sequence[Gpu], arch: Arch) -> Iterator[str]:
     """Yield a remark for each GPU model of the tables that differs from this machine's."""
     measured = dict.fromkeys(table.measured_on for table in tables if table.measured_on is not None)
     present = dict.fromkeys(gpu.name for gpu in gpus if gpu.arch == arch)
     for model, name in itertools.product(measured, present):
-        if message := other_card(model, name):
+        if message := other_gpu_model(model, name):
             yield message
 
 

@@ -318,7 +318,7 @@ _NOT_FOLLOWED = ("load_advanced_indexing", "store_advanced_indexing", "pack_to_b
 
 
 def _functions(tally: _Tally) -> dict[str, Any]:
-    """A stand-in for each public function of cuTile, by name."""
+    """A probe for each public function of cuTile, by name."""
 
     def load(array: _Array, index: Any = None, shape: Any = None, **_: Any) -> _Tile:
         tile = _Tile(_tuple(shape), array.dtype)
@@ -468,7 +468,7 @@ def _broadcast(shapes: Iterable[Sequence[int]]) -> tuple[int, ...]:
 
 
 class _Names:
-    """cuTile's module, of which a function is a stand-in and everything else as it is."""
+    """cuTile's module, of which a function is a probe and everything else as it is."""
 
     def __init__(self, functions: Mapping[str, Any]) -> None:
         self._functions = functions
@@ -488,16 +488,16 @@ class _Module:
 
 
 class _Rebuilt:
-    """Makes functions whose names of cuTile mean its stand-ins; the author's own are not touched."""
+    """Makes functions whose names of cuTile mean its probes; the author's own are not touched."""
 
     def __init__(self, functions: Mapping[str, Any]) -> None:
         names = cutile.public_names()
-        self._stand_ins = {key: functions[name] for key, name in names.items() if name in functions}
+        self._probes = {key: functions[name] for key, name in names.items() if name in functions}
         self._names = _Names(functions)
         self._done: dict[int, Any] = {}
 
     def function(self, function: types.FunctionType) -> Callable[..., Any]:
-        """The same function over stand-ins."""
+        """The same function over probes."""
         function = cast("types.FunctionType", inspect.unwrap(function))
         if id(function) not in self._done:
             scope: dict[str, Any] = {"__builtins__": builtins}
@@ -519,8 +519,8 @@ class _Rebuilt:
 
     def value(self, value: Any) -> Any:
         """What a name of the kernel's module stands for."""
-        if id(value) in self._stand_ins:
-            return self._stand_ins[id(value)]
+        if id(value) in self._probes:
+            return self._probes[id(value)]
         if isinstance(value, types.ModuleType):
             if value.__name__ == "cuda.tile":
                 return self._names

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from aot_tune.declare.kernel_source.accesses import accesses
-from aot_tune.declare.stand_in import NotFollowedError, handed_on
+from aot_tune.declare.probe import NotFollowedError, handed_on
 from aot_tune.nvidia import cutile
 
 

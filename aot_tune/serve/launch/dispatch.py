@@ -257,7 +257,7 @@ class Dispatcher:
             asked_default=environment.forces_default(),
             on_miss=on_miss or ("nearest" if usual == "error" else usual),
             sm_count=device.sm_count if device is not None else None,
-            card=name or None,
+            gpu_model=name or None,
         )
         legality = Legality(self._tunable, arch)
         return resolve(
@@ -341,7 +341,7 @@ class Dispatcher:
             asked_default=environment.forces_default(),
             on_miss=environment.on_miss(),
             sm_count=machine.device.sm_count,
-            card=machine.device.name,
+            gpu_model=machine.device.name,
         )
         live = Live(
             remembered=None if self._ranked else remembered,

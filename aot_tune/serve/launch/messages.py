@@ -13,7 +13,7 @@ from aot_tune.errors import CubinWarning, MissWarning, TableWarning
 from aot_tune.nvidia import cutile
 from aot_tune.serve.kernels import Cubins
 from aot_tune.serve.missed import note
-from aot_tune.tables.cards import measured_on, other_card
+from aot_tune.tables.gpu_models import measured_on, other_gpu_model
 from aot_tune.values.arch import Arch
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
@@ -45,7 +45,7 @@ class Messages:
         if arch in self._checked or not index.tables:
             return
         self._checked.add(arch)
-        for made, message in card_messages(index, device.name):
+        for made, message in gpu_model_messages(index, device.name):
             if (made, device.name) not in _WARNED_MODELS:
                 _WARNED_MODELS.add((made, device.name))
                 warn(message, TableWarning)
@@ -113,7 +113,7 @@ def stale_messages(tunable: Declaration, arch: Arch, index: Index, now: str) -> 
     ]
 
 
-def card_messages(index: Index, here: str) -> list[tuple[str, str]]:
+def gpu_model_messages(index: Index, here: str) -> list[tuple[str, str]]:
     """Return the other GPU models that tables were measured on, each with a sentence.
 
     Args:
@@ -121,7 +121,7 @@ def card_messages(index: Index, here: str) -> list[tuple[str, str]]:
         here: The name of this machine's GPU model.
     """
     models = measured_on(index.tables.values())
-    return [(made, message) for made in models if (message := other_card(made, here))]
+    return [(made, message) for made in models if (message := other_gpu_model(made, here))]
 
 
 def compiler_messages(tunable: Declaration, arch: Arch, index: Index, here: str | None) -> list[str]:

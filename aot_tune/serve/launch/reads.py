@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
-from aot_tune.declare.stand_in import OPERATORS, VALUE_METHODS
+from aot_tune.declare.probe import OPERATORS, VALUE_METHODS
 from aot_tune.values.problem import Problem
 
 What = Literal["shape", "dtype", "stride", "device", "value", "arrays", "devices", "aligned"]
@@ -78,20 +78,20 @@ class _Log:
         self.lost = False
 
 
-class _TensorStandIn:
+class _TensorProbe:
     """Answers with a tensor's metadata and records each read."""
 
-    __slots__ = ("_stand_in",)
+    __slots__ = ("_probe",)
 
     def __init__(self, position: int, tensor: Any, log: _Log | _MemberLog) -> None:
-        object.__setattr__(self, "_stand_in", (position, tensor, log))
+        object.__setattr__(self, "_probe", (position, tensor, log))
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:  # isinstance() may be answered: the type is always in the key
-        return type(self._stand_in[1])
+        return type(self._probe[1])
 
     def __getattr__(self, name: str) -> Any:
-        position, tensor, log = self._stand_in
+        position, tensor, log = self._probe
         if name not in _FOLLOWED:
             log.lost = True
             raise _UnfollowedError(name)
@@ -99,22 +99,22 @@ class _TensorStandIn:
         return getattr(tensor, name)
 
     def __setattr__(self, name: str, value: object) -> None:
-        self._stand_in[2].lost = True
+        self._probe[2].lost = True
         raise _UnfollowedError(name)
 
 
-class _ListStandIn:
+class _ListProbe:
     """Replaces a list of tensors. On any use, all shapes, dtypes and strides count as read."""
 
-    __slots__ = ("_stand_in",)
+    __slots__ = ("_probe",)
 
     def __init__(self, position: int, tensors: Sequence[Any], log: _Log) -> None:
-        members = [_TensorStandIn(position, tensor, _MemberLog(position, log)) for tensor in tensors]
-        object.__setattr__(self, "_stand_in", (position, tensors, log, members))
+        members = [_TensorProbe(position, tensor, _MemberLog(position, log)) for tensor in tensors]
+        object.__setattr__(self, "_probe", (position, tensors, log, members))
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
-        return type(self._stand_in[1])
+        return type(self._probe[1])
 
     def __len__(self) -> int:
         return len(self._members())
@@ -126,11 +126,11 @@ class _ListStandIn:
         return self._members()[place]
 
     def __getattr__(self, name: str) -> Any:
-        self._stand_in[2].lost = True
+        self._probe[2].lost = True
         raise _UnfollowedError(name)
 
-    def _members(self) -> list[_TensorStandIn]:
-        position, _, log, members = self._stand_in
+    def _members(self) -> list[_TensorProbe]:
+        position, _, log, members = self._probe
         log.reads.add((position, "arrays"))
         return list(members)
 
@@ -155,13 +155,13 @@ class _MemberLog:
         setattr(self._of[1], name, value)
 
 
-class _PlainStandIn:
+class _PlainProbe:
     """Replaces a scalar that is only passed on: every use of its value is refused and recorded."""
 
-    __slots__ = ("_stand_in",)
+    __slots__ = ("_probe",)
 
     def __init__(self, position: int, log: _Log) -> None:
-        object.__setattr__(self, "_stand_in", (position, None, log))
+        object.__setattr__(self, "_probe", (position, None, log))
 
     @property  # type: ignore[misc]
     def __class__(self) -> type:
@@ -172,8 +172,8 @@ class _PlainStandIn:
         _touch(self)
 
 
-def _touch(stand_in: Any, *_: object) -> Any:
-    position, tensor, log = object.__getattribute__(stand_in, "_stand_in")
+def _touch(probe: Any, *_: object) -> Any:
+    position, tensor, log = object.__getattribute__(probe, "_probe")
     if tensor is None:
         log.touched.add(position)
     else:
@@ -181,10 +181,10 @@ def _touch(stand_in: Any, *_: object) -> Any:
     raise _UnfollowedError(position)
 
 
-_STAND_INS = (_TensorStandIn, _ListStandIn, _PlainStandIn)
+_PROBES = (_TensorProbe, _ListProbe, _PlainProbe)
 
 for _operator in _OPERATORS:
-    for _kind in (_TensorStandIn, _PlainStandIn):
+    for _kind in (_TensorProbe, _PlainProbe):
         setattr(_kind, f"__{_operator}__", _touch)
 
 
@@ -208,17 +208,17 @@ def follow_problem(
     # Each round except the last finds at least one more argument that is used by its value.
     for _ in range(len(args) + 1):
         log = _Log()
-        stand_ins = _stand_ins(args, tensor_types, by_value, log)
+        probes = _probes(args, tensor_types, by_value, log)
         try:
-            answer = dict(problem(*stand_ins))
+            answer = dict(problem(*probes))
         except Exception:
             answer = None
         if answer is not None:
-            places = {id(stand_in): position for position, stand_in in enumerate(stand_ins)}
+            places = {id(probe): position for position, probe in enumerate(probes)}
             log.touched.update(
                 places[id(value)]
                 for value in answer.values()
-                if type(value) is _PlainStandIn and id(value) in places
+                if type(value) is _PlainProbe and id(value) in places
             )
         if log.touched:
             by_value |= log.touched
@@ -253,18 +253,18 @@ def follow_args(
     log = _Log()
     # A float is never made a constant: 0.0 and -0.0 are equal and so have one key.
     by_value = {at for at, what in keyed or () if what == "value" and type(args[at]) is not float}
-    stand_ins = _stand_ins(args, tensor_types, by_value, log)
+    probes = _probes(args, tensor_types, by_value, log)
     try:
-        answer = tuple(args_fn(config, *stand_ins))
+        answer = tuple(args_fn(config, *probes))
     except Exception:
         return real, None
     if log.lost or log.touched or len(answer) != len(real):
         return real, None
-    places = {id(stand_in): position for position, stand_in in enumerate(stand_ins)}
+    places = {id(probe): position for position, probe in enumerate(probes)}
     layout: list[int | None] = []
     constants: list[Any] = []
     for item, truth in zip(answer, real, strict=True):
-        if type(item) in _STAND_INS and id(item) in places and args[places[id(item)]] is truth:
+        if type(item) in _PROBES and id(item) in places and args[places[id(item)]] is truth:
             layout.append(places[id(item)])
         elif (
             type(item) is type(truth) and type(item) in (bool, int, float, str, type(None)) and item == truth
@@ -276,19 +276,17 @@ def follow_args(
     return real, ArgumentReads(layout=tuple(layout), constants=tuple(constants), reads=frozenset(log.reads))
 
 
-def _stand_ins(
-    args: Sequence[Any], tensor_types: tuple[type, ...], by_value: set[int], log: _Log
-) -> list[Any]:
+def _probes(args: Sequence[Any], tensor_types: tuple[type, ...], by_value: set[int], log: _Log) -> list[Any]:
     made: list[Any] = []
     for position, arg in enumerate(args):
         if type(arg) in tensor_types:
-            made.append(_TensorStandIn(position, arg, log))
+            made.append(_TensorProbe(position, arg, log))
         elif lists_tensors(arg, tensor_types):
-            made.append(_ListStandIn(position, arg, log))
+            made.append(_ListProbe(position, arg, log))
         elif arg is None or position in by_value:  # None is recognised by its type, which every key holds
             made.append(arg)
         else:
-            made.append(_PlainStandIn(position, log))
+            made.append(_PlainProbe(position, log))
     return made
 
 

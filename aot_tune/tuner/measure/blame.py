@@ -15,8 +15,8 @@ from aot_tune.tuner.outcome import Failure, Stage
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
-FAULTS_TO_STRIKE = 2
-"""Number of problems with a failure of `STRIKES` after which a config is excluded."""
+FAULTS_TO_EXCLUDE = 2
+"""Number of problems with a failure of `COUNTED_STAGES` after which a config is excluded."""
 
 TIMES_A_NEIGHBOUR = 2.0
 """Allowed silence of a config, as a multiple of the longest earlier silence on the problem."""
@@ -46,7 +46,7 @@ class Known:
     """Configs whose wrong result was confirmed on any problem."""
 
 
-class Strikes:
+class FaultCounts:
     """Counts the faults of one kernel's configs by problem. The threads of several GPUs may share it.
 
     Args:
@@ -89,9 +89,9 @@ class Strikes:
             faults = self._faults.setdefault(config, {})
             before = len(faults)
             faults[problem] = stage
-            excluded = before < len(faults) == FAULTS_TO_STRIKE
+            excluded = before < len(faults) == FAULTS_TO_EXCLUDE
         if excluded:
-            self._on_event(f"excluded after faults on {FAULTS_TO_STRIKE} problems: {config}")
+            self._on_event(f"excluded after faults on {FAULTS_TO_EXCLUDE} problems: {config}")
 
     def forget(self, problem: Problem) -> None:
         """Remove the faults on a problem: a GPU that was lost reported them."""
@@ -126,11 +126,11 @@ class Strikes:
         """Return whether a config faulted or hung on a problem."""
         return bool(self._faults.get(config))
 
-    def struck(self, config: Config) -> Failure | None:
+    def excluded(self, config: Config) -> Failure | None:
         """Return the failure of an excluded config, which is not run any more; None for any other."""
         with self._lock:
             faults = list(self._faults.get(config, {}))
-        if len(faults) < FAULTS_TO_STRIKE:
+        if len(faults) < FAULTS_TO_EXCLUDE:
             return None
         places = " and on ".join(map(str, faults))
         return Failure(config=config, stage="fault", message=f"excluded: it faulted on {places}")

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.tables.states import State
-from aot_tune.tuner.measure.blame import Strikes
+from aot_tune.tuner.measure.blame import FaultCounts
 from aot_tune.tuner.measure.worker.backend import LAUNCHES, RECHECK_SEEDS
 from aot_tune.tuner.measure.worker.gpu_state import GpuState
 from aot_tune.tuner.outcome import Measurement, Outcome
@@ -187,12 +187,12 @@ class Session(Protocol):
     def device(self) -> Device:
         """Return the GPU as grids are computed for it; starts the worker."""
 
-    def turn_to(self, kernel: FoundKernel, strikes: Strikes) -> None:
+    def turn_to(self, kernel: FoundKernel, fault_counts: FaultCounts) -> None:
         """Measure another kernel from here on.
 
         Args:
             kernel: The kernel.
-            strikes: The faults of its configs, which the sessions of several GPUs share.
+            fault_counts: The faults of its configs, which the sessions of several GPUs share.
         """
 
     def answer(self, request: Request, on_outcome: OnOutcome = ...) -> list[Outcome]:

@@ -12,7 +12,7 @@ When a config hangs, crashes the worker or poisons the GPU's context:
    (`aot_tune.tuner.measure.blame.HOPELESS`), or where the config hung on another problem before.
 4. Otherwise it is recorded (stage ``timeout`` or ``fault``), the worker is replaced once more, and the sweep
    goes on with the other configs, whose provisional times are kept.
-5. A config that was recorded on `FAULTS_TO_STRIKE` problems is excluded: it is not run again for this kernel.
+5. A config that was recorded on `FAULTS_TO_EXCLUDE` problems is excluded: it no longer runs for this kernel.
 
 A wrong result counts only when a second worker confirms it in `LAUNCHES` launches: another config may have
 damaged the memory of the first check. All wrong configs of a request run again in one worker. A config that
@@ -34,7 +34,7 @@ from dataclasses import replace
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.nvidia import cutile
-from aot_tune.tuner.measure.blame import Pace, Strikes
+from aot_tune.tuner.measure.blame import FaultCounts, Pace
 from aot_tune.tuner.measure.gpu_lock import GpuLock
 from aot_tune.tuner.measure.request import Finals, OnOutcome, Recheck, Reported, Request, Spent, ignore
 from aot_tune.tuner.measure.rounds import MOST_ROUNDS, combined, in_turn, settled
@@ -61,7 +61,7 @@ class MeasureSession:
             process computes on the GPU at the start.
         backend: ``package.module:Class`` of the backend in the worker; tests name a scripted one.
         arguments: The backend's keyword arguments; the arguments of `GPU_BACKEND` when None.
-        strikes: The faults of the first kernel's configs, which the sessions of several GPUs share; a new
+        fault_counts: The faults of the first kernel's configs, shared by the sessions of several GPUs; a new
             count when None.
 
     Raises:
@@ -77,7 +77,7 @@ class MeasureSession:
         on_event: Callable[[str], None] = lambda line: None,
         backend: str = GPU_BACKEND,
         arguments: Mapping[str, object] | None = None,
-        strikes: Strikes | None = None,
+        fault_counts: FaultCounts | None = None,
     ) -> None:
         self._limits = limits or Limits()
         self._on_event = on_event
@@ -90,7 +90,7 @@ class MeasureSession:
         self._arguments = None if arguments is None else dict(arguments)
         init = {"backend": backend, "arguments": self._arguments_for(kernel)}
         self._supervisor = Supervisor(init, self._limits, on_event, environment)
-        self._strikes = strikes or Strikes(on_event)
+        self._fault_counts = fault_counts or FaultCounts(on_event)
         self._paces: dict[str, Pace] = {}
         self._pace = self._paces.setdefault(kernel.tunable.name, Pace())
         self._spent = Spent()
@@ -107,9 +107,9 @@ class MeasureSession:
         own = {"module": kernel.module, "name": kernel.tunable.name, "gpu_index": self._index_in_worker}
         return own if self._arguments is None else self._arguments
 
-    def turn_to(self, kernel: FoundKernel, strikes: Strikes) -> None:
+    def turn_to(self, kernel: FoundKernel, fault_counts: FaultCounts) -> None:
         """Measure another kernel from here on: see `aot_tune.tuner.measure.request.Session`."""
-        self._strikes = strikes
+        self._fault_counts = fault_counts
         self._pace = self._paces.setdefault(kernel.tunable.name, Pace())
         self._supervisor.turn_to(self._arguments_for(kernel))
         self._lock.set_purpose(f"tuning {kernel.tunable.name}")
@@ -197,7 +197,7 @@ class MeasureSession:
         self, request: Request, on_outcome: OnOutcome, number: int | None = None
     ) -> dict[Config, Outcome | None]:
         """Run the trials of a request, or of one round, until each has an outcome."""
-        run = TrialRun(request, self._strikes, self._pace, on_outcome, number=number)
+        run = TrialRun(request, self._fault_counts, self._pace, on_outcome, number=number)
         try:
             while run.pending:
                 run.attempt(self._supervisor, self._limits)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import time
 
 from aot_tune.errors import DeclarationError
-from aot_tune.tuner.measure.blame import Pace, Strikes
+from aot_tune.tuner.measure.blame import FaultCounts, Pace
 from aot_tune.tuner.measure.request import (
     Conditions,
     Finals,
@@ -23,7 +23,7 @@ from aot_tune.tuner.measure.request import (
 from aot_tune.tuner.measure.supervise import Limits, Supervisor
 from aot_tune.tuner.measure.worker.backend import LAUNCHES, SEEDS, Done, Poisoned, Running, Trial
 from aot_tune.tuner.measure.worker.gpu_state import GpuState
-from aot_tune.tuner.outcome import STRIKES, Failure, Measurement, Outcome, Stage
+from aot_tune.tuner.outcome import COUNTED_STAGES, Failure, Measurement, Outcome, Stage
 from aot_tune.tuner.process.worker import RemoteError, WorkerDied, WorkerTimeout
 from aot_tune.values.config import Config
 
@@ -33,7 +33,7 @@ class TrialRun:
 
     Args:
         request: The request; trials run in the order of its configs, configs that faulted before last.
-        strikes: The kernel's faults so far; excluded configs are not run.
+        fault_counts: The kernel's faults so far; excluded configs are not run.
         pace: The silences of other configs.
         on_outcome: Receives each outcome as soon as it is final, and before it each provisional time.
         number: The number of a round of finals, which is reported with its outcomes. Provisional times of a
@@ -43,7 +43,7 @@ class TrialRun:
     def __init__(
         self,
         request: Request,
-        strikes: Strikes,
+        fault_counts: FaultCounts,
         pace: Pace,
         on_outcome: OnOutcome = ignore,
         *,
@@ -51,7 +51,7 @@ class TrialRun:
     ) -> None:
         self._method, self._more = _method(request)
         self._problem, self._cubins = request.problem, request.configs
-        self._strikes = strikes
+        self._fault_counts = fault_counts
         self._pace = pace
         self._on_outcome = on_outcome
         self._number = number
@@ -75,8 +75,8 @@ class TrialRun:
         self._heard_at = 0.0
         self._silence = 0.0
         self._disturbed: dict[Config, str] = {}
-        for config in sorted(self._cubins, key=strikes.suspect):
-            failure = strikes.struck(config)
+        for config in sorted(self._cubins, key=fault_counts.suspect):
+            failure = fault_counts.excluded(config)
             if failure is None:
                 self.pending.append(config)
             else:
@@ -179,7 +179,7 @@ class TrialRun:
         Another config may have damaged the memory of the check unseen. A fresh worker has other memory, where
         the damage does not recur.
         """
-        return config not in self._again and config not in self._strikes.wrong
+        return config not in self._again and config not in self._fault_counts.wrong
 
     def _broke(
         self, supervisor: Supervisor, stage: Stage, message: str, *, silent_s: float | None = None
@@ -196,14 +196,14 @@ class TrialRun:
         supervisor.worked()
         supervisor.replace(f"{config}: {message}")
         hopeless = silent_s is not None and self._hopeless(config, silent_s)
-        if not hopeless and self._strikes.pardon(self._problem, config, stage):
+        if not hopeless and self._fault_counts.pardon(self._problem, config, stage):
             self._known.pop(config, None)  # it has to pass all checks again
             self.pending.remove(config)
             self.pending.insert(0, config)
             return
         self.finish(config, Failure(config=config, stage=stage, message=message))
-        if stage in STRIKES:
-            self._strikes.count(self._problem, config, stage)
+        if stage in COUNTED_STAGES:
+            self._fault_counts.count(self._problem, config, stage)
 
     def _hopeless(self, config: Config, silent_s: float) -> bool:
         return self._cubins[config] is not None and self._pace.hopeless(self._problem, silent_s)
@@ -215,7 +215,7 @@ class TrialRun:
         if config in self.pending:
             self.pending.remove(config)
         if isinstance(outcome, Failure) and outcome.stage == "verify":
-            self._strikes.wrong.add(config)
+            self._fault_counts.wrong.add(config)
         if isinstance(outcome, Measurement):
             self._known[config] = outcome
             if outcome.disturbed:

@@ -20,7 +20,7 @@ from typing import Any
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import TuneError, UsageError
 from aot_tune.tuner.compile.job import CompileJob
-from aot_tune.tuner.measure.blame import Strikes
+from aot_tune.tuner.measure.blame import FaultCounts
 from aot_tune.tuner.process.worker import START_SECONDS
 from aot_tune.tuner.ray.compiler import RemoteResult, compile_on_node
 from aot_tune.tuner.ray.host import GpuHost
@@ -118,10 +118,10 @@ class Cluster:
             self._ray.shutdown()
 
     def session(
-        self, kernel: FoundKernel, index: int, on_event: Callable[[str], None], strikes: Strikes
+        self, kernel: FoundKernel, index: int, on_event: Callable[[str], None], fault_counts: FaultCounts
     ) -> RemoteSession:
         """Open a session of a kernel on the GPU at an index."""
-        return RemoteSession(kernel, self.gpus[index], on_event=on_event, strikes=strikes)
+        return RemoteSession(kernel, self.gpus[index], on_event=on_event, fault_counts=fault_counts)
 
     def pool(self, most: int | None, folder: Path) -> RemotePool:
         """Make a pool that compiles on at most `most` of the nodes' CPUs; on all when None."""

@@ -16,7 +16,7 @@ from aot_tune.declare.discovery import FoundKernel, load
 from aot_tune.errors import AotTuneError
 from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.tables import files
-from aot_tune.tuner.measure.blame import Known, Strikes
+from aot_tune.tuner.measure.blame import FaultCounts, Known
 from aot_tune.tuner.measure.request import OnOutcome, Session, Spent
 from aot_tune.tuner.measure.session import MeasureSession
 from aot_tune.tuner.measure.supervise import MeasuringStopped
@@ -35,7 +35,7 @@ class GpuHost:
     def __init__(self) -> None:
         self._place = 0
         self._session: Session | None = None
-        self._strikes = Strikes(_ignore)
+        self._fault_counts = FaultCounts(_ignore)
         self._thread: threading.Thread | None = None
         self._notes: list[str] = []
         self._events: SimpleQueue[Event | BaseException] | None = None
@@ -50,8 +50,10 @@ class GpuHost:
         driver = gpu_state.identity(self._place)["driver"]
         return RemoteGpu(name=gpu.name, arch=str(gpu.arch or ""), uuid=gpu.uuid, driver=driver)
 
-    def _start(self, kernel: FoundKernel, on_event: Callable[[str], None], strikes: Strikes) -> Session:
-        return MeasureSession(kernel, self._place, on_event=on_event, strikes=strikes)
+    def _start(
+        self, kernel: FoundKernel, on_event: Callable[[str], None], fault_counts: FaultCounts
+    ) -> Session:
+        return MeasureSession(kernel, self._place, on_event=on_event, fault_counts=fault_counts)
 
     # Called by the driver -----------------------------------------------------------------------------------
 
@@ -70,8 +72,10 @@ class GpuHost:
 
         def opened() -> dict[str, str]:
             kernel = FoundKernel(module=module, tunable=load(module, name))
-            self._strikes = Strikes(_ignore)  # the driver's counts, which it reports, come with each request
-            self._session = self._start(kernel, self._note, self._strikes)
+            self._fault_counts = FaultCounts(
+                _ignore
+            )  # the driver's counts, which it reports, come with each request
+            self._session = self._start(kernel, self._note, self._fault_counts)
             return dict(self._session.identity())
 
         return self._replied(opened)
@@ -81,8 +85,8 @@ class GpuHost:
 
         def turned() -> None:
             kernel = FoundKernel(module=module, tunable=load(module, name))
-            self._strikes = Strikes(_ignore)
-            self._opened().turn_to(kernel, self._strikes)
+            self._fault_counts = FaultCounts(_ignore)
+            self._opened().turn_to(kernel, self._fault_counts)
 
         return self._replied(turned)
 
@@ -149,7 +153,7 @@ class GpuHost:
     def _replied(self, work: Callable[[], object], known: Known | None = None) -> Reply:
         """Execute a call; reply its result or error, and the time spent."""
         if known is not None:
-            self._strikes.replace(known)
+            self._fault_counts.replace(known)
         before = self._spent()
         value: object = None
         raised, stopped = None, False
@@ -166,7 +170,7 @@ class GpuHost:
             error=raised,
             stopped=stopped,
             spent=after.since(before),
-            known=self._strikes.known(),
+            known=self._fault_counts.known(),
         )
 
     def _spent(self) -> Spent:

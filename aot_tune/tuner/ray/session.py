@@ -15,7 +15,7 @@ from typing import Any, Protocol
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import TuneError
-from aot_tune.tuner.measure.blame import Strikes
+from aot_tune.tuner.measure.blame import FaultCounts
 from aot_tune.tuner.measure.request import OnOutcome, Reported, Request, Spent, ignore
 from aot_tune.tuner.measure.supervise import GpuLostError, MeasuringStopped
 from aot_tune.tuner.outcome import Outcome
@@ -56,7 +56,7 @@ class RemoteSession:
         kernel: The first kernel.
         host: The GPU's host, which has one session at a time.
         on_event: Receives one line for the user.
-        strikes: The faults of the first kernel's configs, which the sessions of all GPUs share.
+        fault_counts: The faults of the first kernel's configs, which the sessions of all GPUs share.
 
     Raises:
         TuneError: Another tuner holds the GPU.
@@ -64,9 +64,9 @@ class RemoteSession:
     """
 
     def __init__(
-        self, kernel: FoundKernel, host: Host, *, on_event: Callable[[str], None], strikes: Strikes
+        self, kernel: FoundKernel, host: Host, *, on_event: Callable[[str], None], fault_counts: FaultCounts
     ) -> None:
-        self._kernel, self._host, self._on_event, self._strikes = kernel, host, on_event, strikes
+        self._kernel, self._host, self._on_event, self._fault_counts = kernel, host, on_event, fault_counts
         self._stopped = self._is_open = False
         self._given: set[str] = set()
         self.spent = Spent()
@@ -80,9 +80,9 @@ class RemoteSession:
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def turn_to(self, kernel: FoundKernel, strikes: Strikes) -> None:
+    def turn_to(self, kernel: FoundKernel, fault_counts: FaultCounts) -> None:
         """Measure another kernel from here on."""
-        self._kernel, self._strikes = kernel, strikes
+        self._kernel, self._fault_counts = kernel, fault_counts
         if self._is_open:
             self._asked("turn_to", kernel.module, kernel.tunable.name)
 
@@ -129,7 +129,7 @@ class RemoteSession:
         if reply is None:
             raise self._lost(HostLostError("its answer ended before all configs were measured"))
         self._given.update(digest for digest in sent.digests.values() if digest is not None)
-        self._strikes.learn(sent.known, reply.known)
+        self._fault_counts.learn(sent.known, reply.known)
         outcomes = self._taken(reply)
         assert isinstance(outcomes, list)
         return outcomes
@@ -160,7 +160,7 @@ class RemoteSession:
                 if digest not in self._given:
                     cubins[digest] = cubin
         bare = replace(request, configs={})  # paths are of this machine
-        sent = RemoteRequest(request=bare, digests=digests, known=self._strikes.known())
+        sent = RemoteRequest(request=bare, digests=digests, known=self._fault_counts.known())
         return sent, list(cubins.values())
 
     def _taken(self, reply: Reply) -> object:

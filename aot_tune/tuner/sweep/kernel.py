@@ -28,14 +28,14 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable, Mapping, Sequence
 
 from aot_tune.tables.table import Table
-from aot_tune.tuner.choose.cards import DefaultTwice, disagreements
+from aot_tune.tuner.choose.gpu_models import DefaultTwice, disagreements
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.measure.supervise import ProblemFailedError
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.tuner.plan.candidates import ProblemPlan, SweepPlan, plan_only
 from aot_tune.tuner.sweep.budget import Budget, OutOfTimeError
-from aot_tune.tuner.sweep.crew import Crew, Seat, Task
 from aot_tune.tuner.sweep.decision import Decision, to_recheck
+from aot_tune.tuner.sweep.gpus import GpuPool, GpuSlot, Task
 from aot_tune.tuner.sweep.problem import ProblemPass
 from aot_tune.tuner.sweep.progress import Progress
 from aot_tune.tuner.sweep.results import Step, SweepResults
@@ -50,7 +50,7 @@ class KernelSweep:
     Args:
         planned: The kernel's problems and their candidates.
         feed: Compiles the plan's jobs.
-        crew: Measures the missing results on its GPUs.
+        gpu_pool: Measures the missing results on its GPUs.
         results: Holds the results of an earlier run and takes the new results.
         progress: Receives each event of the sweep.
         decision: Chooses the portfolio, the sizes inside buckets, and the table.
@@ -62,7 +62,7 @@ class KernelSweep:
         self,
         planned: SweepPlan,
         feed: CompileFeed,
-        crew: Crew,
+        gpu_pool: GpuPool,
         results: SweepResults,
         progress: Progress,
         decision: Decision,
@@ -70,7 +70,7 @@ class KernelSweep:
         exhaustive: bool = False,
         budget_s: float | None = None,
     ) -> None:
-        self._plan, self._crew, self._decision = planned, crew, decision
+        self._plan, self._gpu_pool, self._decision = planned, gpu_pool, decision
         self._edges = [problem_plan.problem for problem_plan in planned.problems]
         self._bucket_of = planned.kernel.tunable.bucket_of
         self._state = KernelState(planned, feed, results, progress, exhaustive=exhaustive)
@@ -226,17 +226,21 @@ class KernelSweep:
             missing = state.waits_for(jobs[problem_plan.problem])
             return Task(
                 kernel=self._plan.kernel.declared,
-                work=lambda seat: self._begin(step, problem_plan, seat, work),
+                work=lambda slot: self._begin(step, problem_plan, slot, work),
                 length=priorities[problem_plan.problem],
                 owner=None if step == "recheck" else state.results.owner(step, problem_plan.problem),
                 fresh=step == "recheck",
                 ready=lambda: budget.is_late(step) or state.is_ready(missing),
             )
 
-        self._crew.run([task(problem_plan) for problem_plan in plans.values()], state.report_compilations)
+        self._gpu_pool.run([task(problem_plan) for problem_plan in plans.values()], state.report_compilations)
 
     def _begin(
-        self, step: Step, problem_plan: ProblemPlan, seat: Seat, work: Callable[[ProblemPass, Problem], None]
+        self,
+        step: Step,
+        problem_plan: ProblemPlan,
+        slot: GpuSlot,
+        work: Callable[[ProblemPass, Problem], None],
     ) -> None:
         """Do a step on a problem; leave it out if it cannot be opened or no time is left."""
         state, problem = self._state, problem_plan.problem
@@ -246,13 +250,13 @@ class KernelSweep:
                 state.begins(problem, self._begun, self._of)
                 self._begun += 1
         try:
-            work(ProblemPass(state, self._budget, problem_plan, seat, extra=extra), problem)
+            work(ProblemPass(state, self._budget, problem_plan, slot, extra=extra), problem)
         except OutOfTimeError:
             if not extra:
                 with state.lock:
                     state.times.unreached.add(self._bucket_of(problem))
         except ProblemFailedError as error:
-            state.leave_out(step, problem, error.reason, seat.gpu)
+            state.leave_out(step, problem, error.reason, slot.gpu)
 
     def _drop_unreached(self, order: Sequence[Problem]) -> None:
         """Put the problems into an order, and drop buckets that were not reached in time."""

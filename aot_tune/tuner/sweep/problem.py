@@ -24,12 +24,12 @@ from aot_tune.tuner.choose.states import (
 from aot_tune.tuner.choose.times import as_of_first_run, finalists
 from aot_tune.tuner.compile.job import Compiled
 from aot_tune.tuner.measure.request import Finals, Measure, Recheck, Reported, Request, TimeInState
-from aot_tune.tuner.outcome import STRIKES, Failure, Measurement
+from aot_tune.tuner.outcome import COUNTED_STAGES, Failure, Measurement
 from aot_tune.tuner.plan.candidates import ProblemPlan
 from aot_tune.tuner.plan.model import least_us
 from aot_tune.tuner.plan.shortlist import shortlist
 from aot_tune.tuner.sweep.budget import Budget
-from aot_tune.tuner.sweep.crew import Seat
+from aot_tune.tuner.sweep.gpus import GpuSlot
 from aot_tune.tuner.sweep.results import Listed, Pass, Step
 from aot_tune.tuner.sweep.state import KernelState
 from aot_tune.values.config import Config
@@ -47,7 +47,7 @@ class ProblemPass:
         state: The shared state of the kernel's sweep.
         budget: Decides when it is too late.
         problem_plan: The problem and its configs.
-        seat: The GPU.
+        slot: The GPU.
         extra: Whether the problem's bucket is served without it, too.
     """
 
@@ -56,11 +56,11 @@ class ProblemPass:
         state: KernelState,
         budget: Budget,
         problem_plan: ProblemPlan,
-        seat: Seat,
+        slot: GpuSlot,
         *,
         extra: bool = False,
     ) -> None:
-        self._state, self._budget, self._each, self._seat = state, budget, problem_plan, seat
+        self._state, self._budget, self._each, self._slot = state, budget, problem_plan, slot
         self._problem, self._results, self._extra = problem_plan.problem, state.results, extra
 
     # The three passes ---------------------------------------------------------------------------------------
@@ -96,9 +96,9 @@ class ProblemPass:
             if not self._results.is_rechecked(self._problem, config):
                 request = Recheck(self._problem, self._cubins("recheck", [config]))
                 with self._spending("recheck", verifying=True):
-                    outcomes = self._seat.session.answer(request)
+                    outcomes = self._slot.session.answer(request)
                     failed = next((outcome for outcome in outcomes if isinstance(outcome, Failure)), None)
-                    self._results.write_recheck(self._problem, config, failed, gpu=self._seat.gpu)
+                    self._results.write_recheck(self._problem, config, failed, gpu=self._slot.gpu)
             failure = self._results.recheck_failure(self._problem, config)
             if failure is not None:
                 self._state.failed("recheck", self._problem, failure)
@@ -113,7 +113,7 @@ class ProblemPass:
             return known
         self._budget.check("candidates", problem_plan, extra=self._extra)
         compiled = state.compiled(
-            "candidates", problem_plan, problem_plan.candidates, self._seat.gpu, self._seat.check
+            "candidates", problem_plan, problem_plan.candidates, self._slot.gpu, self._slot.check
         )
         with state.lock:
             chosen = shortlist(state.plan.kernel, problem_plan, compiled, exhaustive=state.exhaustive)
@@ -126,7 +126,7 @@ class ProblemPass:
                 problem_plan.candidates,
                 listed,
                 exhaustive=state.exhaustive,
-                gpu=self._seat.gpu,
+                gpu=self._slot.gpu,
             )
         return listed
 
@@ -147,7 +147,7 @@ class ProblemPass:
         def near(times: _Run, states: StateTimes) -> list[Config]:
             return finalists(in_worst_state(times, states), keep) if finals else []
 
-        if self._results.owner(of, self._problem) not in (None, self._seat.gpu):
+        if self._results.owner(of, self._problem) not in (None, self._slot.gpu):
             theirs = self._times(of, configs)
             contending = contend(theirs)
             states = {state: self._times(_STATES[of], contending[state], state) for state in contending}
@@ -156,7 +156,7 @@ class ProblemPass:
                 or any(self._lacks(_STATES[of], contending[state], state) for state in contending)
                 or self._lacks(_FINALS[of], near(_in_all(theirs, states, contending), states))
             ):
-                self._seat.strikes.forget(self._problem)
+                self._slot.fault_counts.forget(self._problem)
                 self._results.release(of, self._problem)
         times = self._measured(of, configs)
         contending = contend(times)
@@ -216,15 +216,15 @@ class ProblemPass:
             if outcome is None:
                 missing.append(config)
             elif isinstance(outcome, Failure):
-                if outcome.stage in STRIKES or outcome.stage == "verify":
-                    self._seat.strikes.remember(self._problem, config, outcome.stage)
+                if outcome.stage in COUNTED_STAGES or outcome.stage == "verify":
+                    self._slot.fault_counts.remember(self._problem, config, outcome.stage)
                 self._state.failed(step, self._problem, outcome)
         return missing
 
     def _cubins(self, step: Step, configs: Sequence[Config]) -> dict[Config, Path | None]:
         """Return the configs' cubins; None where a config did not compile."""
-        problem_plan, seat = self._each, self._seat
-        results = self._state.compiled(step, problem_plan, configs, seat.gpu, seat.check)
+        problem_plan, slot = self._each, self._slot
+        results = self._state.compiled(step, problem_plan, configs, slot.gpu, slot.check)
         cubins: dict[Config, Path | None] = {}
         for config in configs:
             result = results[problem_plan.jobs[config].key]
@@ -237,26 +237,26 @@ class ProblemPass:
         def keep(reported: Reported) -> None:
             outcome = reported.outcome
             self._results.write(
-                step, self._problem, outcome, reported.number, gpu=self._seat.gpu, state=state
+                step, self._problem, outcome, reported.number, gpu=self._slot.gpu, state=state
             )
             if isinstance(outcome, Failure):
                 self._state.failed(step, self._problem, outcome)
 
         with self._spending(step):
-            self._seat.session.answer(request, keep)
+            self._slot.session.answer(request, keep)
 
     @contextmanager
     def _spending(self, step: Step, *, verifying: bool = False) -> Iterator[None]:
         """Record a request's time and the GPU's states before and after."""
-        seat, session = self._seat, self._seat.session
-        waited_s, idle_s = seat.rested()
+        slot, session = self._slot, self._slot.session
+        waited_s, idle_s = slot.rested()
         started, before = monotonic(), session.spent
         yield
         after = session.spent
         spent = after.since(before)
         seconds = max(0.0, monotonic() - started - spent.start_s - spent.open_s)
         verify_s = min(seconds, seconds if verifying else spent.verify_s)
-        start_s, seat.recorded_start_s = after.start_s - seat.recorded_start_s, after.start_s
+        start_s, slot.recorded_start_s = after.start_s - slot.recorded_start_s, after.start_s
         records = (conditions.as_record() for conditions in spent.conditions)
         self._results.write_spent(
             step,
@@ -264,7 +264,7 @@ class ProblemPass:
             measure_s=seconds - verify_s,
             verify_s=verify_s,
             conditions=[{name: record[name] for name in ("before", "after")} for record in records],
-            gpu=seat.gpu,
+            gpu=slot.gpu,
             start_s=start_s,
             open_s=spent.open_s,
             waited_s=waited_s,

@@ -14,11 +14,11 @@ from aot_tune.errors import AotTuneError
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job_queue import JobQueue
 from aot_tune.tuner.compile.pool import CompilePool, usable_cores
-from aot_tune.tuner.measure.blame import Strikes
+from aot_tune.tuner.measure.blame import FaultCounts
 from aot_tune.tuner.measure.request import Session
 from aot_tune.tuner.measure.session import MeasureSession
 from aot_tune.tuner.ray.cluster import Cluster
-from aot_tune.tuner.sweep.crew import Start
+from aot_tune.tuner.sweep.gpus import Start
 from aot_tune.tuner.sweep.progress import Progress
 from aot_tune.tuner.sweep.report import SweepRequest
 
@@ -98,7 +98,7 @@ class _Sessions:
         self._opened: dict[int, Session] = {}
         for index in early:
             with suppress(AotTuneError):
-                self._opened[index] = start(kernel, index, Strikes(progress.note))
+                self._opened[index] = start(kernel, index, FaultCounts(progress.note))
 
     def __enter__(self) -> _Sessions:
         return self
@@ -107,19 +107,19 @@ class _Sessions:
         while self._opened:
             self._opened.popitem()[1].close()
 
-    def __call__(self, kernel: FoundKernel, index: int, strikes: Strikes) -> Session:
+    def __call__(self, kernel: FoundKernel, index: int, fault_counts: FaultCounts) -> Session:
         """Return an open or a new session, which the caller closes."""
         session = self._opened.pop(index, None)
         if session is None:
-            return self._start(kernel, index, strikes)
-        session.turn_to(kernel, strikes)
+            return self._start(kernel, index, fault_counts)
+        session.turn_to(kernel, fault_counts)
         return session
 
     def identity(self, kernel: FoundKernel, index: int) -> Mapping[str, str]:
         """Return the conditions of a GPU's times."""
         if index in self._opened:
             return self._opened[index].identity()
-        with closing(self._start(kernel, index, Strikes(self._progress.note))) as session:
+        with closing(self._start(kernel, index, FaultCounts(self._progress.note))) as session:
             return session.identity()
 
 
@@ -156,15 +156,15 @@ def _cluster(request: SweepRequest, progress: Progress) -> Cluster:
 def _start(request: SweepRequest, progress: Progress, cluster: Cluster | None) -> Start:
     """Make the function that opens sessions on the GPUs of a cluster, or of this machine."""
 
-    def start(kernel: FoundKernel, index: int, strikes: Strikes) -> Session:
+    def start(kernel: FoundKernel, index: int, fault_counts: FaultCounts) -> Session:
         where = f"GPU {index}: " if len(request.gpus) > 1 else ""
 
         def note(line: str) -> None:
             progress.note(where + line)
 
         if cluster is not None:
-            return cluster.session(kernel, index, note, strikes)
-        session = MeasureSession(kernel, index, on_event=note, strikes=strikes)
+            return cluster.session(kernel, index, note, fault_counts)
+        session = MeasureSession(kernel, index, on_event=note, fault_counts=fault_counts)
         session.prepare()
         return session
 

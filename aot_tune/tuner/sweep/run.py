@@ -31,8 +31,8 @@ from aot_tune.tuner.plan.candidates import SweepPlan, plan
 from aot_tune.tuner.schedule.overlap import may_begin, run_overlapping
 from aot_tune.tuner.sweep import predict
 from aot_tune.tuner.sweep.budget import length_of_kernel
-from aot_tune.tuner.sweep.crew import Crew
 from aot_tune.tuner.sweep.decision import Decision
+from aot_tune.tuner.sweep.gpus import GpuPool
 from aot_tune.tuner.sweep.journal import Journal, JournalWriteError, check_resumable
 from aot_tune.tuner.sweep.kernel import KernelSweep
 from aot_tune.tuner.sweep.progress import Brief, Finished, InTurn, KernelEnded, Progress, Started
@@ -85,9 +85,11 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
             }
             kernels.sort(key=lambda kernel: -lengths[kernel.tunable.name])
         resources.order.extend(kernel.tunable.name for kernel in kernels)
-        with Crew(request.gpus, resources.session, progress.note, resources.order, resources.choice) as crew:
-            _Kernels(request, progress, resources, crew, kernels, rows, started).sweep(at_once=at_once)
-            gpus = crew.usage()
+        with GpuPool(
+            request.gpus, resources.session, progress.note, resources.order, resources.choice
+        ) as gpu_pool:
+            _Kernels(request, progress, resources, gpu_pool, kernels, rows, started).sweep(at_once=at_once)
+            gpus = gpu_pool.usage()
     in_order = tuple(rows[kernel.tunable.name] for kernel in request.kernels)
     report = SweepReport(
         arch=request.arch,
@@ -108,7 +110,7 @@ class _Kernels:
     request: SweepRequest
     progress: Progress
     resources: Resources
-    crew: Crew
+    gpu_pool: GpuPool
     kernels: Sequence[FoundKernel]
     """The kernels in the order in which they begin."""
     rows: dict[str, SweptKernel]
@@ -125,15 +127,19 @@ class _Kernels:
                 self._one(kernel)
             return
         run_overlapping(
-            self._one, self.kernels, begins=self._may_begin, stop=self.crew.close, stopped=MeasuringStopped
+            self._one,
+            self.kernels,
+            begins=self._may_begin,
+            stop=self.gpu_pool.close,
+            stopped=MeasuringStopped,
         )
 
     def _may_begin(self, running: int) -> bool:
         return may_begin(
             running=running,
-            planned=all(self.crew.has_begun(name) or name in self.rows for name in self.begun),
-            gpus=self.crew.size,
-            waiting=self.crew.waiting,
+            planned=all(self.gpu_pool.has_begun(name) or name in self.rows for name in self.begun),
+            gpus=self.gpu_pool.size,
+            waiting=self.gpu_pool.waiting,
             compilers_rest=self.resources.feed().rests,
         )
 
@@ -146,7 +152,7 @@ class _Kernels:
             if request.predicts:
                 row = predict.predict_kernel(request, kernel, feed, self.progress)
             else:
-                row = measure_kernel(within, kernel, feed, self.crew, self.progress)
+                row = measure_kernel(within, kernel, feed, self.gpu_pool, self.progress)
         except AotTuneError as error:
             row = _failed(request, kernel, error, self.progress)
         finally:
@@ -242,14 +248,14 @@ def measure_kernel(
     request: SweepRequest,
     kernel: FoundKernel,
     feed: CompileFeed,
-    crew: Crew,
+    gpu_pool: GpuPool,
     progress: Progress,
 ) -> SweptKernel:
     """Sweep one kernel on the GPUs and publish its table."""
     started, name = monotonic(), kernel.tunable.name
     path = request.table_path(kernel)
     old = publish.present_table(path)
-    device, conditions = crew.open(kernel)
+    device, conditions = gpu_pool.open(kernel)
     planned = plan(kernel, request.arch, request.buckets(kernel), incumbent=old, device=device)
     progress.show(
         Started(
@@ -271,7 +277,7 @@ def measure_kernel(
         kernel_sweep = KernelSweep(
             planned,
             feed,
-            crew,
+            gpu_pool,
             results,
             progress,
             decision,

@@ -19,7 +19,7 @@ import pytest
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import DeclarationError, JournalMismatchError, TuneError
 from aot_tune.tuner.measure import gpu_lock
-from aot_tune.tuner.measure.blame import Strikes
+from aot_tune.tuner.measure.blame import FaultCounts
 from aot_tune.tuner.measure.request import Finals, Measure, Recheck, Reported, TimeInState
 from aot_tune.tuner.measure.rounds import LEAST_ROUNDS, MOST_ROUNDS
 from aot_tune.tuner.measure.session import MeasureSession
@@ -68,7 +68,10 @@ def start(folder: Path, told: list[str]) -> Iterator[Start]:
     sessions: list[MeasureSession] = []
 
     def started(
-        configs: dict[str, Does], limits: Limits = QUICK, strikes: Strikes | None = None, **script: Any
+        configs: dict[str, Does],
+        limits: Limits = QUICK,
+        fault_counts: FaultCounts | None = None,
+        **script: Any,
     ) -> MeasureSession:
         found = FoundKernel(module="scripted", tunable=SimpleNamespace(name="scripted"))  # type: ignore[arg-type]
         session = MeasureSession(
@@ -78,7 +81,7 @@ def start(folder: Path, told: list[str]) -> Iterator[Start]:
             on_event=told.append,
             backend="tests.support.scripted_backend:ScriptedBackend",
             arguments={"script": plain(Script(folder=folder, configs=configs, **script))},
-            strikes=strikes,
+            fault_counts=fault_counts,
         )
         sessions.append(session)
         return session
@@ -140,7 +143,7 @@ def test_a_process_lives_on_when_its_session_turns_to_another_kernel(
 ) -> None:
     assert _us(named) == 3.0
     for name, us in (("other", 5.0), ("one", 3.0)):
-        named.turn_to(_found(name), Strikes(told.append))
+        named.turn_to(_found(name), FaultCounts(told.append))
         assert _us(named) == us, "of that kernel, although the problem is the same"
     assert {number for number, _ in _log(folder)} == {0}
     assert [what for _, what in _log(folder) if what.startswith("opens")] == [
@@ -153,9 +156,9 @@ def test_a_kernel_that_goes_with_no_other_is_measured_in_a_process_of_its_own(
     named: MeasureSession, folder: Path, told: list[str]
 ) -> None:
     assert _us(named) == 3.0
-    named.turn_to(_found("alone"), Strikes(told.append))
+    named.turn_to(_found("alone"), FaultCounts(told.append))
     assert _us(named) == 5.0
-    named.turn_to(_found("another"), Strikes(told.append))
+    named.turn_to(_found("another"), FaultCounts(told.append))
     assert _us(named) == 7.0
     log = _log(folder)
     assert [entry for entry in log if not entry[1].startswith("opens")] == [
@@ -283,10 +286,10 @@ def test_a_config_that_faulted_on_one_problem_runs_on_the_next(start: Start) -> 
 
 
 def test_faults_remembered_from_a_journal_strike_too(start: Start, folder: Path) -> None:
-    strikes = Strikes(print)
-    session = start({"bad": Does()}, strikes=strikes)
+    fault_counts = FaultCounts(print)
+    session = start({"bad": Does()}, fault_counts=fault_counts)
     for problem in (ONE, TWO):
-        strikes.remember(problem, config("bad"), "fault")
+        fault_counts.remember(problem, config("bad"), "fault")
     assert by_name(session.answer(Measure(THREE, of("bad")))) == {"bad": "fault"}
     assert events(folder) == []  # nothing left to run: no worker was started
 
@@ -746,7 +749,7 @@ def test_a_tight_row_needs_no_warm_up_of_its_own(start: Start, folder: Path) -> 
 
 
 def test_times_in_a_state_leave_the_others_as_they_are(start: Start) -> None:
-    """As for a card that was brought into a state: what is measured afterwards is measured as before."""
+    """As for a GPU that was brought into a state: what is measured afterwards is measured as before."""
     session = start({"a": Does(us=[12.0], in_states={"written": 15.0, "tight": 7.0, "read": 12.5})})
     first = session.answer(Measure(ONE, of("a")))
     for state in ("written", "tight", "read"):
@@ -913,9 +916,9 @@ def test_one_that_damaged_the_check_before_has_no_second_try(start: Start, folde
 
 
 def test_a_wrong_result_remembered_from_a_journal_needs_no_confirmation(start: Start, folder: Path) -> None:
-    strikes = Strikes(print)
-    session = start({"a": Does(), "bad": Does(wrong="nan")}, strikes=strikes)
-    strikes.remember(ONE, config("bad"), "verify")
+    fault_counts = FaultCounts(print)
+    session = start({"a": Does(), "bad": Does(wrong="nan")}, fault_counts=fault_counts)
+    fault_counts.remember(ONE, config("bad"), "verify")
     assert by_name(session.answer(Measure(TWO, of("a", "bad")))) == {"a": "ok", "bad": "verify"}
     assert events(folder).count("start") == 1
 
@@ -994,7 +997,7 @@ def test_a_hang_costs_what_its_neighbours_take_and_has_no_second_try(start: Star
     assert events(folder).count("verify bad") == 1
     session.answer(Measure(TWO, names))
     assert events(folder).count("verify bad") == 2
-    assert by_name(session.answer(Measure(THREE, names)))["bad"] == "fault"  # struck
+    assert by_name(session.answer(Measure(THREE, names)))["bad"] == "fault"  # excluded
     assert events(folder).count("verify bad") == 2
 
 

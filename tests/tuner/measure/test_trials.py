@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 
-from aot_tune.tuner.measure.blame import Pace, Strikes
+from aot_tune.tuner.measure.blame import FaultCounts, Pace
 from aot_tune.tuner.measure.request import Measure
 from aot_tune.tuner.measure.supervise import Limits, ProblemFailedError
 from aot_tune.tuner.measure.trials import TrialRun
@@ -63,7 +63,7 @@ class Supervised:
 
 
 def run(supervised: Any, *configs: Config) -> dict[Config, Any]:
-    trials = TrialRun(Measure(PROBLEM, dict.fromkeys(configs)), Strikes(lambda line: None), Pace())
+    trials = TrialRun(Measure(PROBLEM, dict.fromkeys(configs)), FaultCounts(lambda line: None), Pace())
     while trials.pending:
         trials.attempt(supervised, Limits())
     return trials.outcomes

@@ -18,7 +18,7 @@ import pytest
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import TuneError, UsageError
 from aot_tune.tables import store
-from aot_tune.tuner.measure.blame import Strikes
+from aot_tune.tuner.measure.blame import FaultCounts
 from aot_tune.tuner.measure.request import Measure
 from aot_tune.tuner.outcome import Failure
 from aot_tune.tuner.process.codec import encode
@@ -266,7 +266,7 @@ def test_a_config_that_hangs_is_killed_by_the_limits_of_its_session(
     found = FoundKernel(module=MODULE, tunable=scale)
     said: list[str] = []
     with Cluster(nodes.address, SM90, (found,), said.append) as there:
-        session = there.session(found, 0, said.append, Strikes(said.append))
+        session = there.session(found, 0, said.append, FaultCounts(said.append))
         configs = dict.fromkeys(map(config, ("first", "hangs", "last")))
         outcomes = session.answer(Measure(Problem({"M": 16}), configs))
         session.close()

@@ -12,7 +12,7 @@ import pytest
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import AotTuneError, DeclarationError, TuneError
-from aot_tune.tuner.measure.blame import Strikes
+from aot_tune.tuner.measure.blame import FaultCounts
 from aot_tune.tuner.measure.request import (
     Conditions,
     Finals,
@@ -54,8 +54,8 @@ def _spent(**seconds: float) -> Spent:
 class Session:
     """A session that a test scripts: `does` is called for each config of a request."""
 
-    def __init__(self, on_event: Callable[[str], None], strikes: Strikes) -> None:
-        self.on_event, self.strikes = on_event, strikes
+    def __init__(self, on_event: Callable[[str], None], fault_counts: FaultCounts) -> None:
+        self.on_event, self.fault_counts = on_event, fault_counts
         self.spent = Spent()
         self.paths: list[Path | None] = []
         self.measured: list[tuple[float, int]] = []
@@ -99,8 +99,8 @@ class Session:
                 return [_time(config, 30.0) for config in request.configs]
         return [Failure(config=next(iter(request.configs)), stage="verify", message="half of it is NaN")]
 
-    def turn_to(self, found: FoundKernel, strikes: Strikes) -> None:
-        self.turned, self.strikes = found.module, strikes
+    def turn_to(self, found: FoundKernel, fault_counts: FaultCounts) -> None:
+        self.turned, self.fault_counts = found.module, fault_counts
 
     def interrupt(self) -> None:
         self.stopped.set()
@@ -114,9 +114,11 @@ class ScriptedHost(GpuHost):
         super().__init__()
         self.sessions: list[Session] = []
 
-    def _start(self, found: FoundKernel, on_event: Callable[[str], None], strikes: Strikes) -> Session:
+    def _start(
+        self, found: FoundKernel, on_event: Callable[[str], None], fault_counts: FaultCounts
+    ) -> Session:
         assert (found.module, found.tunable.name) == (MODULE, "scale")
-        self.sessions.append(Session(on_event, strikes))
+        self.sessions.append(Session(on_event, fault_counts))
         return self.sessions[-1]
 
 
@@ -128,10 +130,10 @@ def _folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def there() -> SimpleNamespace:
-    """A session, its host, the driver's strikes, and the lines for a person."""
-    near, said, struck = NearHost(ScriptedHost()), list[str](), Strikes(lambda line: None)
-    session = RemoteSession(FOUND, near, on_event=said.append, strikes=struck)
-    return SimpleNamespace(session=session, near=near, said=said, strikes=struck, host=near.host)
+    """A session, its host, the driver's fault counts, and the lines for a person."""
+    near, said, excluded = NearHost(ScriptedHost()), list[str](), FaultCounts(lambda line: None)
+    session = RemoteSession(FOUND, near, on_event=said.append, fault_counts=excluded)
+    return SimpleNamespace(session=session, near=near, said=said, fault_counts=excluded, host=near.host)
 
 
 def _configs(folder: Path | None = None) -> dict[Config, Path | None]:
@@ -197,7 +199,9 @@ def test_an_error_arrives_under_its_own_type(
 
 def test_a_host_that_ends_is_a_lost_gpu_and_one_that_is_ended_is_none() -> None:
     near = NearHost(ScriptedHost(), lost_after=2)
-    session = RemoteSession(FOUND, near, on_event=lambda line: None, strikes=Strikes(lambda line: None))
+    session = RemoteSession(
+        FOUND, near, on_event=lambda line: None, fault_counts=FaultCounts(lambda line: None)
+    )
     told: list[Reported] = []
     with pytest.raises(GpuLostError, match="its node is lost: its process has ended"):
         session.answer(Measure(PROBLEM, _configs()), told.append)
@@ -205,7 +209,9 @@ def test_a_host_that_ends_is_a_lost_gpu_and_one_that_is_ended_is_none() -> None:
     session.close()
 
     near = NearHost(ScriptedHost())
-    session = RemoteSession(FOUND, near, on_event=lambda line: None, strikes=Strikes(lambda line: None))
+    session = RemoteSession(
+        FOUND, near, on_event=lambda line: None, fault_counts=FaultCounts(lambda line: None)
+    )
     with pytest.raises(MeasuringStopped):
         session.answer(Measure(PROBLEM, _configs()), lambda reported: session.interrupt())
 
@@ -233,54 +239,54 @@ def test_an_error_of_the_driver_ends_what_is_measured_and_the_next_request_begin
 def test_faults_of_all_gpus_are_known_there_and_new_ones_here(
     there: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A config that faulted on two problems is struck, whichever GPUs they were on."""
+    """A config that faulted on two problems is excluded, whichever GPUs they were on."""
     seen: list[bool] = []
 
     def does(session: Session, config: Config) -> Outcome:
-        seen.append(session.strikes.struck(config) is not None)
+        seen.append(session.fault_counts.excluded(config) is not None)
         if config == CONFIGS[0]:
-            session.strikes.count(PROBLEM, config, "fault")
+            session.fault_counts.count(PROBLEM, config, "fault")
         if config == CONFIGS[1]:
-            session.strikes.wrong.add(config)
+            session.fault_counts.wrong.add(config)
         return _time(config)
 
     monkeypatch.setattr(Session, "does", does)
     other, third = (Problem({**PROBLEM, "M": size}) for size in (128, 256))
-    there.strikes.remember(other, CONFIGS[2], "fault")
-    there.strikes.remember(third, CONFIGS[2], "fault")
-    there.strikes.remember(other, CONFIGS[0], "fault")
+    there.fault_counts.remember(other, CONFIGS[2], "fault")
+    there.fault_counts.remember(third, CONFIGS[2], "fault")
+    there.fault_counts.remember(other, CONFIGS[0], "fault")
     there.session.answer(Measure(PROBLEM, _configs()))
     assert seen == [False, False, True], "it is told what the driver knows"
-    assert there.strikes.struck(CONFIGS[0]) is not None
-    assert there.strikes.wrong == {CONFIGS[1]}
+    assert there.fault_counts.excluded(CONFIGS[0]) is not None
+    assert there.fault_counts.wrong == {CONFIGS[1]}
 
-    there.strikes.forget(PROBLEM)
+    there.fault_counts.forget(PROBLEM)
     monkeypatch.setattr(Session, "does", lambda session, config: _time(config))
     there.session.answer(Measure(PROBLEM, _configs()))
-    assert there.strikes.struck(CONFIGS[0]) is None, "what was forgotten does not come back"
+    assert there.fault_counts.excluded(CONFIGS[0]) is None, "what was forgotten does not come back"
 
 
 def test_a_session_turns_to_another_kernel_with_its_own_faults(
     there: Any, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     other = FoundKernel(module=other_source.MODULE, tunable=other_source.other)
-    strikes = Strikes(lambda line: None)
-    there.strikes.remember(PROBLEM, CONFIGS[0], "fault")
-    there.session.turn_to(other, strikes)
+    fault_counts = FaultCounts(lambda line: None)
+    there.fault_counts.remember(PROBLEM, CONFIGS[0], "fault")
+    there.session.turn_to(other, fault_counts)
     (session,) = there.host.sessions
     assert session.turned == other_source.MODULE
     seen: list[bool] = []
 
     def does(session: Session, config: Config) -> Outcome:
-        seen.append(session.strikes.suspect(config))
-        session.strikes.count(PROBLEM, config, "fault")
+        seen.append(session.fault_counts.suspect(config))
+        session.fault_counts.count(PROBLEM, config, "fault")
         return _time(config)
 
     monkeypatch.setattr(Session, "does", does)
     there.session.answer(Measure(PROBLEM, _configs()))
     assert seen == [False] * 3
-    assert [strikes.suspect(config) for config in CONFIGS] == [True] * 3
-    assert [there.strikes.suspect(config) for config in CONFIGS] == [True, False, False]
+    assert [fault_counts.suspect(config) for config in CONFIGS] == [True] * 3
+    assert [there.fault_counts.suspect(config) for config in CONFIGS] == [True, False, False]
 
 
 def test_a_cubin_is_sent_once_and_is_written_by_its_content(there: Any, tmp_path: Path) -> None:

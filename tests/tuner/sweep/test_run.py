@@ -81,10 +81,10 @@ class Session:
     meanwhile: ClassVar[list[Callable[[], object]]] = []
     """What happens while winners are checked: others' tunes, each once."""
 
-    def __init__(self, found: Any, gpu_index: int, *, on_event: Any = None, strikes: Any = None) -> None:
+    def __init__(self, found: Any, gpu_index: int, *, on_event: Any = None, fault_counts: Any = None) -> None:
         self.index = gpu_index
         self.spent = Spent()
-        self.strikes = strikes
+        self.fault_counts = fault_counts
         self.name = found.tunable.name
         self.asked: list[tuple[str, Problem, frozenset[Config]]] = []
         self.told: list[tuple[str, Problem, Config, int | None]] = []
@@ -100,8 +100,8 @@ class Session:
     def prepare(self) -> None:
         pass
 
-    def turn_to(self, found: Any, strikes: Any) -> None:
-        self.name, self.strikes = found.tunable.name, strikes
+    def turn_to(self, found: Any, fault_counts: Any) -> None:
+        self.name, self.fault_counts = found.tunable.name, fault_counts
 
     def identity(self) -> dict[str, str]:
         return {
@@ -369,8 +369,8 @@ def test_a_wrong_result_in_the_journal_is_told_to_the_session(
         _tune(folder)
     monkeypatch.setattr(Session, "fails_after", None)
     _tune(folder)
-    assert sessions[0].strikes.wrong == set()
-    assert {config["tile_m"] for config in sessions[1].strikes.wrong} == {64}
+    assert sessions[0].fault_counts.wrong == set()
+    assert {config["tile_m"] for config in sessions[1].fault_counts.wrong} == {64}
 
 
 def test_a_changed_driver_is_not_mixed_with_what_was_measured(

@@ -10,12 +10,12 @@ import pytest
 
 from aot_tune import serve
 from aot_tune.bench.records import RESULTS
-from aot_tune.tables.cards import measured_on, other_card
+from aot_tune.tables.gpu_models import measured_on, other_gpu_model
 from tests.support.samples import scale_table
 
 
 def test_nothing_is_said_of_the_same_card() -> None:
-    assert other_card("NVIDIA H200", "NVIDIA H200") is None
+    assert other_gpu_model("NVIDIA H200", "NVIDIA H200") is None
 
 
 @pytest.mark.parametrize(
@@ -29,7 +29,7 @@ def test_nothing_is_said_of_the_same_card() -> None:
     ],
 )
 def test_another_card_is_told_with_what_is_known(here: str, known: str) -> None:
-    said = other_card("NVIDIA H200", here) or ""
+    said = other_gpu_model("NVIDIA H200", here) or ""
     assert said.startswith(
         f"tables were measured on another GPU model of the arch: NVIDIA H200, and this is {here}."
     )
@@ -44,7 +44,7 @@ def test_what_is_known_of_the_h100_is_what_was_recorded() -> None:
     lost, of_matmul = (
         f"{each['regret']['worst state']['geometric mean %']:.1f} %" for each in (whole, matmul)
     )
-    said = other_card("NVIDIA H200", "NVIDIA H100 80GB HBM3") or ""
+    said = other_gpu_model("NVIDIA H200", "NVIDIA H100 80GB HBM3") or ""
     assert f"at {whole['problems']} sizes that nobody declared, shipped kernels were {lost} slower" in said
     assert f"and matmul {of_matmul}" in said
     readme = " ".join((Path(serve.__path__[0]) / "README.md").read_text().split())

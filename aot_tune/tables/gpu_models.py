@@ -21,7 +21,7 @@ def measured_on(tables: Iterable[Table]) -> tuple[str, ...]:
     return tuple(dict.fromkeys(table.built_with.device_name for table in measured))
 
 
-def other_card(made: str, here: str) -> str | None:
+def other_gpu_model(made: str, here: str) -> str | None:
     """Return a sentence on tables that serve another GPU model; None where both are the same.
 
     Args:

@@ -14,7 +14,7 @@ from time import monotonic
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import TuneError
-from aot_tune.tuner.measure.blame import Strikes
+from aot_tune.tuner.measure.blame import FaultCounts
 from aot_tune.tuner.measure.request import Session
 from aot_tune.tuner.measure.supervise import GpuLostError, MeasuringStopped
 from aot_tune.tuner.schedule.queue import TaskQueue, draw_for
@@ -27,11 +27,11 @@ _LOOK_S = 0.1
 _TELL_S = 0.5
 """Seconds between two calls of `meanwhile` by the thread that waits for the tasks."""
 
-Start = Callable[[FoundKernel, int, Strikes], Session]
+Start = Callable[[FoundKernel, int, FaultCounts], Session]
 """Opens a session with its first kernel on the GPU at an index. All GPUs share a kernel's fault counts."""
 
 
-class Seat:
+class GpuSlot:
     """One GPU slot of a pool. Its attributes belong to its thread while a task runs.
 
     Attributes:
@@ -39,15 +39,15 @@ class Seat:
         gpu: Its uuid, as in the journal's records; empty before its first task.
     """
 
-    def __init__(self, index: int, start: Start, strikes: Callable[[FoundKernel], Strikes]) -> None:
+    def __init__(self, index: int, start: Start, fault_counts: Callable[[FoundKernel], FaultCounts]) -> None:
         self.index, self.gpu = index, ""
-        self._start, self._strikes_of = start, strikes
+        self._start, self._fault_counts_of = start, fault_counts
         self._kernel = ""
         self._stopped = False
         self.checks = False
         """Whether its last task needed a fresh process, which continues with such tasks."""
         self._session: Session | None = None
-        self._strikes: Strikes | None = None
+        self._fault_counts: FaultCounts | None = None
         self.busy_s = 0.0
         """Seconds spent on tasks so far."""
         self.waited_s = self.idle_s = 0.0
@@ -66,20 +66,20 @@ class Seat:
         return self._session
 
     @property
-    def strikes(self) -> Strikes:
+    def fault_counts(self) -> FaultCounts:
         """The faults of the configs of the task's kernel, on all GPUs."""
-        assert self._strikes is not None
-        return self._strikes
+        assert self._fault_counts is not None
+        return self._fault_counts
 
     def take(self, kernel: FoundKernel) -> None:
         """Turn to a kernel. The session lives as long as the GPU is in the pool."""
-        strikes = self._strikes_of(kernel)
+        fault_counts = self._fault_counts_of(kernel)
         if self._session is None:
-            self._session = self._start(kernel, self.index, strikes)
+            self._session = self._start(kernel, self.index, fault_counts)
             self.gpu = self._session.identity()["uuid"] or f"cuda-{self.index}"
         elif self._kernel != kernel.tunable.name:
-            self._session.turn_to(kernel, strikes)
-        self._kernel, self._strikes = kernel.tunable.name, strikes
+            self._session.turn_to(kernel, fault_counts)
+        self._kernel, self._fault_counts = kernel.tunable.name, fault_counts
 
     def rested(self) -> tuple[float, float]:
         """Return `waited_s` and `idle_s`, and reset them."""
@@ -120,7 +120,7 @@ class Task:
     kernel: FoundKernel
     """The kernel that the session must be turned to."""
 
-    work: Callable[[Seat], None]
+    work: Callable[[GpuSlot], None]
     """Does the task; called again for another GPU where the first is lost."""
 
     length: float = 0.0
@@ -160,7 +160,7 @@ class _Entry:
 
     task: Task
     batch: _Batch
-    seat: Seat | None = None
+    slot: GpuSlot | None = None
     """The only GPU that may draw it while that GPU is in the pool."""
 
 
@@ -172,7 +172,7 @@ class _Opened:
     conditions: dict[int, dict[str, str]] = field(default_factory=dict)
 
 
-class Crew:
+class GpuPool:
     """The pool of a sweep's GPUs. The threads of several kernels may use it at once.
 
     Args:
@@ -192,7 +192,7 @@ class Crew:
         choice: str = "--gpus {}",
     ) -> None:
         self._on_event, self._choice = on_event, choice
-        self._strikes: dict[str, Strikes] = {}
+        self._fault_counts: dict[str, FaultCounts] = {}
         self._changed = threading.Condition()
         self._queue = TaskQueue[_Entry](order)
         self._begun: set[str] = set()
@@ -200,13 +200,13 @@ class Crew:
         self._asking = threading.Lock()
         self._opened: tuple[Device, Mapping[str, str]] | None = None
         self._began = monotonic()
-        self.seats = tuple(Seat(index, start, self._strikes_of) for index in indexes)
+        self.slots = tuple(GpuSlot(index, start, self._fault_counts_of) for index in indexes)
         self._threads = [
-            threading.Thread(target=self._serve, args=(seat,), name=f"aot_tune GPU {seat.index}", daemon=True)
-            for seat in self.seats
+            threading.Thread(target=self._serve, args=(slot,), name=f"aot_tune GPU {slot.index}", daemon=True)
+            for slot in self.slots
         ]
 
-    def __enter__(self) -> Crew:
+    def __enter__(self) -> GpuPool:
         for thread in self._threads:
             thread.start()
         return self
@@ -219,9 +219,9 @@ class Crew:
         with self._changed:
             self._stopping = True
             self._changed.notify_all()
-        for seat, thread in zip(self.seats, self._threads, strict=True):
+        for slot, thread in zip(self.slots, self._threads, strict=True):
             while thread.is_alive():
-                seat.interrupt()
+                slot.interrupt()
                 thread.join(_LOOK_S)
 
     def open(self, kernel: FoundKernel) -> tuple[Device, Mapping[str, str]]:
@@ -241,12 +241,12 @@ class Crew:
     def _ask(self, kernel: FoundKernel) -> tuple[Device, Mapping[str, str]]:
         answers = _Opened()
 
-        def ask(seat: Seat) -> None:
-            answers.devices[seat.index] = seat.session.device()
-            answers.conditions[seat.index] = seat.session.identity()
+        def ask(slot: GpuSlot) -> None:
+            answers.devices[slot.index] = slot.session.device()
+            answers.conditions[slot.index] = slot.session.identity()
 
         task = Task(kernel=kernel, work=ask)
-        self._run([(task, seat) for seat in self.seats])
+        self._run([(task, slot) for slot in self.slots])
         devices = {index: answers.devices[index] for index in sorted(answers.devices)}
         if len({(device.name, device.sm_count) for device in devices.values()}) > 1:
             described = "; ".join(
@@ -283,7 +283,7 @@ class Crew:
     @property
     def size(self) -> int:
         """Number of GPUs that are not lost."""
-        return sum(seat.left_s is None for seat in self.seats)
+        return sum(slot.left_s is None for slot in self.slots)
 
     @property
     def waiting(self) -> int:
@@ -295,28 +295,28 @@ class Crew:
         now = monotonic()
         return tuple(
             GpuUse(
-                index=seat.index,
-                gpu=seat.gpu,
-                busy_s=seat.busy_s,
-                idle_s=max(0.0, (seat.left_s or now) - self._began - seat.busy_s),
-                lost=seat.lost,
+                index=slot.index,
+                gpu=slot.gpu,
+                busy_s=slot.busy_s,
+                idle_s=max(0.0, (slot.left_s or now) - self._began - slot.busy_s),
+                lost=slot.lost,
             )
-            for seat in self.seats
+            for slot in self.slots
         )
 
     # The waiting thread -------------------------------------------------------------------------------------
 
     def _run(
         self,
-        tasks: Sequence[tuple[Task, Seat | None]],
+        tasks: Sequence[tuple[Task, GpuSlot | None]],
         meanwhile: Callable[[], None] = lambda: None,
     ) -> None:
         batch = _Batch(left=len(tasks))
         with self._changed:
             if self._stopping:
                 raise MeasuringStopped("the GPU pool is closed")
-            for task, seat in tasks:
-                self._add(_Entry(task=task, batch=batch, seat=seat))
+            for task, slot in tasks:
+                self._add(_Entry(task=task, batch=batch, slot=slot))
             self._check_left(batch)
             self._changed.notify_all()
         try:
@@ -341,65 +341,65 @@ class Crew:
 
     # The threads of the GPUs --------------------------------------------------------------------------------
 
-    def _strikes_of(self, kernel: FoundKernel) -> Strikes:
+    def _fault_counts_of(self, kernel: FoundKernel) -> FaultCounts:
         name = kernel.tunable.name
         with self._changed:
-            new = Strikes(lambda line: self._on_event(f"{name}: {line}"))
-            return self._strikes.setdefault(name, new)
+            new = FaultCounts(lambda line: self._on_event(f"{name}: {line}"))
+            return self._fault_counts.setdefault(name, new)
 
-    def _serve(self, seat: Seat) -> None:
+    def _serve(self, slot: GpuSlot) -> None:
         """Do task after task, until the GPU is lost or the pool is closed."""
         try:
-            while seat.left_s is None and (entry := self._drawn(seat)) is not None:
+            while slot.left_s is None and (entry := self._drawn(slot)) is not None:
                 began = monotonic()
                 error: BaseException | None = None
                 try:
-                    seat.take(entry.task.kernel)
-                    entry.task.work(seat)
+                    slot.take(entry.task.kernel)
+                    entry.task.work(slot)
                 except BaseException as raised:  # handed to the thread that waits
                     error = raised
-                seat.busy_s += monotonic() - began
-                self._ended(seat, entry, error)
+                slot.busy_s += monotonic() - began
+                self._ended(slot, entry, error)
         finally:
-            seat.close()
+            slot.close()
 
-    def _drawn(self, seat: Seat) -> _Entry | None:
+    def _drawn(self, slot: GpuSlot) -> _Entry | None:
         """Wait for the next task of a GPU; None when the pool is closed."""
         with self._changed:
             while not self._stopping:
-                others = [other for other in self.seats if other is not seat and other.left_s is None]
+                others = [other for other in self.slots if other is not slot and other.left_s is None]
                 drawn = draw_for(
                     self._queue,
-                    lambda entry: self._may(seat, entry) and entry.task.ready(),
+                    lambda entry: self._may(slot, entry) and entry.task.ready(),
                     needs_fresh=lambda entry: entry.task.fresh,
-                    is_fresh=seat.checks,
+                    is_fresh=slot.checks,
                     fresh=sum(other.checks for other in others),
                 )
                 if drawn is not None:
                     drawn.batch.running += 1
-                    seat.checks = drawn.task.fresh
+                    slot.checks = drawn.task.fresh
                     return drawn
-                waits_for_compiler = any(self._may(seat, entry) for entry in self._queue)
+                waits_for_compiler = any(self._may(slot, entry) for entry in self._queue)
                 began = monotonic()
                 self._changed.wait(_LOOK_S if waits_for_compiler else None)
                 if waits_for_compiler:
-                    seat.waited_s += monotonic() - began
+                    slot.waited_s += monotonic() - began
                 else:
-                    seat.idle_s += monotonic() - began
+                    slot.idle_s += monotonic() - began
             return None
 
-    def _may(self, seat: Seat, entry: _Entry) -> bool:
-        if entry.seat is not None and entry.seat.left_s is None:
-            return entry.seat is seat
-        working = {other.gpu for other in self.seats if other.left_s is None}
-        return entry.task.owner not in working or entry.task.owner == seat.gpu
+    def _may(self, slot: GpuSlot, entry: _Entry) -> bool:
+        if entry.slot is not None and entry.slot.left_s is None:
+            return entry.slot is slot
+        working = {other.gpu for other in self.slots if other.left_s is None}
+        return entry.task.owner not in working or entry.task.owner == slot.gpu
 
-    def _ended(self, seat: Seat, entry: _Entry, error: BaseException | None) -> None:
+    def _ended(self, slot: GpuSlot, entry: _Entry, error: BaseException | None) -> None:
         batch = entry.batch
         with self._changed:
             batch.running -= 1
             if isinstance(error, GpuLostError):
-                seat.left_s, seat.lost = monotonic(), str(error)
+                slot.left_s, slot.lost = monotonic(), str(error)
                 self._add(entry)
                 self._check_left(batch, error)
             elif error is not None:
@@ -411,14 +411,14 @@ class Crew:
             self._changed.notify_all()
         if isinstance(error, GpuLostError) and batch.error is None:
             self._on_event(
-                f"GPU {seat.index} ({seat.gpu}) is lost and leaves the sweep: {error}. Its unfinished "
+                f"GPU {slot.index} ({slot.gpu}) is lost and leaves the sweep: {error}. Its unfinished "
                 "problem is measured again on another GPU"
             )
 
     def _check_left(self, batch: _Batch, error: GpuLostError | None = None) -> None:
         """Let a batch fail where no GPU is left."""
-        if any(seat.left_s is None for seat in self.seats):
+        if any(slot.left_s is None for slot in self.slots):
             return
-        lost = "; ".join(f"GPU {seat.index}: {seat.lost}" for seat in self.seats)
+        lost = "; ".join(f"GPU {slot.index}: {slot.lost}" for slot in self.slots)
         batch.error = batch.error or error or GpuLostError(f"no GPU is left: {lost}")
         self._queue.drop(lambda waiting: waiting.batch is batch)

@@ -26,7 +26,7 @@ class NotFollowedError(Exception):
     """A function's result depends on a tensor's values, or on abilities of a real tensor."""
 
 
-class _StandIn:
+class _Probe:
     __slots__ = ("_answers", "_root")
 
     def __init__(self, root: str | None = None, answers: int = 0) -> None:
@@ -35,24 +35,24 @@ class _StandIn:
         self._root = root
         self._answers = answers
 
-    def __getattr__(self, name: str) -> _StandIn:
+    def __getattr__(self, name: str) -> _Probe:
         if name.startswith("__"):
             raise AttributeError(name)
-        return _StandIn(self._root, self._answers + 1)
+        return _Probe(self._root, self._answers + 1)
 
 
-def _answer(self: _StandIn, *args: object, **named: object) -> _StandIn:
-    return _StandIn(self._root, self._answers + 1)
+def _answer(self: _Probe, *args: object, **named: object) -> _Probe:
+    return _Probe(self._root, self._answers + 1)
 
 
-def _refuse(self: _StandIn, *args: object) -> object:
+def _refuse(self: _Probe, *args: object) -> object:
     raise NotFollowedError
 
 
 for _name in OPERATORS:
-    setattr(_StandIn, f"__{_name}__", _answer)
+    setattr(_Probe, f"__{_name}__", _answer)
 for _name in VALUE_METHODS:
-    setattr(_StandIn, f"__{_name}__", _refuse)
+    setattr(_Probe, f"__{_name}__", _refuse)
 
 
 def returned(function: Callable[..., object], count: int) -> object:
@@ -62,10 +62,10 @@ def returned(function: Callable[..., object], count: int) -> object:
         NotFollowedError: The result cannot be known without real tensors.
     """
     try:
-        result = function(*(_StandIn() for _ in range(count)))
+        result = function(*(_Probe() for _ in range(count)))
     except Exception as error:  # a probe is not a tensor, and the author's code may depend on it
         raise NotFollowedError from error
-    if isinstance(result, _StandIn):
+    if isinstance(result, _Probe):
         raise NotFollowedError
     return result
 
@@ -78,12 +78,10 @@ def handed_on(args_fn: Callable[..., object], parameters: Sequence[str]) -> tupl
     """
     try:
         taken = inspect.signature(args_fn).parameters.values()
-        named = {
-            parameter.name: _StandIn() for parameter in taken if parameter.kind is parameter.KEYWORD_ONLY
-        }
-        result = args_fn(_StandIn(), *map(_StandIn, parameters), **named)
+        named = {parameter.name: _Probe() for parameter in taken if parameter.kind is parameter.KEYWORD_ONLY}
+        result = args_fn(_Probe(), *map(_Probe, parameters), **named)
     except Exception as error:  # a probe is not a tensor, and the author's code may depend on it
         raise NotFollowedError from error
     if not isinstance(result, tuple):
         raise NotFollowedError
-    return tuple(argument._root if isinstance(argument, _StandIn) else None for argument in result)
+    return tuple(argument._root if isinstance(argument, _Probe) else None for argument in result)
