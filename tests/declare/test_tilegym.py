@@ -21,7 +21,7 @@ from aot_tune.nvidia.nvml import Gpu
 from aot_tune.serve import loader
 from aot_tune.tables import store
 from aot_tune.tunable import Tunable
-from tests.support.driver import probe
+from tests.support.driver import stand_in
 from tests.support.samples import SM90
 from tests.support.tilegym_sites import FOLDER, MISSING
 
@@ -67,7 +67,7 @@ def test_an_operation_goes_from_its_declaration_to_a_launch(
     gpu = Gpu(index=0, name="NVIDIA H200", arch=SM90, uuid="GPU-0")
     monkeypatch.setattr(loader, "gpus", lambda: (gpu,))
     served = dataclasses.replace(declared)  # reads the table
-    with probe() as driver:
+    with stand_in() as driver:
         for problem in served.typical_problems:
             args = served.make_args(problem, "meta", 0)
             entry = table.entry(served.bucket_of(problem))
