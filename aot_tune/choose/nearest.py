@@ -1,8 +1,12 @@
-"""Find the nearest bucket, by the rule of tables, batches and replays. Pure: takes only sizes.
+"""Find the nearest bucket, by the rule of tables and batches. Pure: takes only sizes.
 
 Two sizes are |log2(size / other)| doublings apart. Of the places at most `within` doublings away on each
 axis, the nearest has the least sum of doublings over all axes. Of equally near places the larger is taken, by
 the sizes in the order of the axes, then the earlier.
+
+Replays share the distance and the reach (`distance`, `NEAR_DOUBLINGS`) and break ties by a rule of their own:
+`_rank` in `aot_tune.replay.answer.records`. Another rule for ties here changes the `near_exponent` of tables,
+since `aot_tune.choose.left_out` chooses it by the nearest buckets.
 """
 
 from __future__ import annotations

@@ -15,6 +15,17 @@ SIZES = st.tuples(
 )
 
 
+@st.composite
+def with_neighbours(draw):
+    """Wanted sizes, and buckets of which many are equally far: up to two doublings away on each axis."""
+    wanted = (1 << draw(st.integers(2, 13)), draw(st.sampled_from([1000, 1024, 5000])))
+    doublings = st.tuples(st.integers(-2, 2), st.integers(-2, 2))
+    neighbours = doublings.map(
+        lambda steps: tuple(int(size * 2.0**step) for size, step in zip(wanted, steps, strict=True))
+    )
+    return wanted, draw(st.lists(neighbours | SIZES, max_size=12))
+
+
 def found(wanted, several, within=1.0):
     return nearest(wanted, Places((sizes, sizes) for sizes in several), within)
 
@@ -26,8 +37,10 @@ def test_distance_is_symmetric_and_nothing_only_between_equals(one, other):
     assert (apart == 0) == (one == other)
 
 
-@given(SIZES, st.lists(SIZES, max_size=12), st.sampled_from([1.0, 2.0, math.inf]))
-def test_the_nearest_is_the_best_within_reach_by_brute_force(wanted, several, within):
+@given(with_neighbours(), st.sampled_from([1.0, 2.0, math.inf]))
+def test_the_nearest_is_the_best_within_reach_by_brute_force(buckets, within):
+    wanted, several = buckets
+
     def rank(sizes):
         apart = [abs(math.log2(size / other)) for size, other in zip(sizes, wanted, strict=True)]
         return round(sum(apart), 9), *(-size for size in sizes)

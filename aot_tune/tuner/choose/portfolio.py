@@ -68,10 +68,10 @@ def choose_portfolio(
     1. Up to `most` times, take the config that shortens the times most, in the sum of their logarithms over
        all problems. Only configs that shorten a time by more than the tie band are taken, so that there are
        few cubins.
-    2. If a measured problem's regret is still above `worst` and more than a tie, continue up to
-       `most_when_worse` configs: take the config that shortens such problems most. When there is none, take
-       the config that shortens any problem most, unless there is a `start`: problems that are not swept may
-       need the room.
+    2. If a measured problem's regret is still above `worst` and more than a tie, take up to `most_when_worse`
+       configs: each time the one that shortens such problems most, or without such a one the one that
+       shortens any problem most. With a `start` the latter is left out: problems that are not swept may need
+       the room.
 
     Args:
         times_at_edges: Measured times. Problems where the default has no time do not count.

@@ -157,7 +157,7 @@ class SweepTimes:
 
     least_gain: float = 0.0
     """Least gain over the default with which a config may replace it, as a fraction;
-    `rule.PREDICTED_GAIN` for predicted times."""
+    `aot_tune.choose.points.PREDICTED_GAIN` for predicted times."""
 
     def edge_times(self) -> Times:
         """Return the first pass as `judged`, without wrong configs, at edges with a time of the default."""

@@ -1,10 +1,10 @@
 """Predict tables without a GPU of the arch: compile, rank by the model, mark entries `predicted`.
 
 Touches no GPU and no measured table. A predicted entry keeps the default unless the model promises a gain of
-10 % or more (`rule.PREDICTED_GAIN`). Where `work` is absent it is derived from the sizes of the arguments;
-for a kernel that multiplies matrices it is counted by following its code. Where neither is possible, all
-candidates are compiled and none is ranked, as the report states. Where the configs differ only in hints, the
-defaults are compiled to prove that they compile.
+10 % or more (`aot_tune.choose.points.PREDICTED_GAIN`). Where `work` is absent it is derived from the sizes of
+the arguments; for a kernel that multiplies matrices it is counted by following its code. Where neither is
+possible, all candidates are compiled and none is ranked, as the report states. Where the configs differ only
+in hints, the defaults are compiled to prove that they compile.
 
 A first look predicts a fixed part: a few buckets of each kernel with a few candidates each, evenly spread.
 """

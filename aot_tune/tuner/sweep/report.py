@@ -26,9 +26,7 @@ JOURNALS = Path("build") / "journal"
 ``<arch>/<kernel>.jsonl`` below it."""
 
 FIRST_LOOK_BUCKETS = 12
-"""Most buckets of each kernel in a first look. A number instead of a time limit lets every machine write the
-same tables. With five candidates each, sixteen kernels need 297 compilations: 75 seconds on two cores.
-"""
+"""Most buckets of each kernel in a first look; a number, so that every machine writes the same tables."""
 
 FIRST_LOOK_CANDIDATES = 5
 """Most candidates of each bucket in a first look: the default, and others evenly spread."""

@@ -67,9 +67,9 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
     """
     started = monotonic()
     if cutile.release() < cutile.TUNE_SINCE:
-        since = ".".join(map(str, cutile.TUNE_SINCE))
+        since, installed = ".".join(map(str, cutile.TUNE_SINCE)), cutile.version()
         raise TuneError(
-            f"cuda-tile {cutile.version() or 'is not installed; version'} "
+            f"cuda-tile {f'{installed} is' if installed else 'is not'} installed; "
             f"{since} or later is needed to tune: pip install 'aot-tune[tune]'"
         )
     progress = InTurn(progress) if request.verbose else Brief(progress)
@@ -329,6 +329,9 @@ def measure_kernel(
             f"{entry.bucket}: {entry.disturbed}" for entry in table.entries if entry.disturbed is not None
         ),
     )
+
+
+# What one kernel's sweep calls ------------------------------------------------------------------------------
 
 
 def _decision(
