@@ -41,6 +41,10 @@ def pytest_configure(config: pytest.Config) -> None:
     if config.option.fast:
         settings.load_profile("aot_tune fast")  # before the tests are imported, which take it then
         fast.install()
+    if config.option.markexpr == "gpu":
+        from tests.support import driver
+
+        driver.wanted = False  # modules of other tests are imported too, and one takes the driver's place
 
 
 @pytest.hookimpl(wrapper=True)

@@ -17,7 +17,7 @@ from tests.support.broken_kernels import FAULTS, HANGS, NOTHING, RIGHT
 
 pytestmark = pytest.mark.gpu
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 def main() -> None:

@@ -16,7 +16,7 @@ from aot_tune import environment
 from aot_tune.replay.document import parse
 from tests.support.make import planned_commands
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "tests" / "support" / "three_kernels" / "mylib"
 
 ONCE = """

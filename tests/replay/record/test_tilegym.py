@@ -21,7 +21,7 @@ from aot_tune.replay.document import parse
 from aot_tune.replay.table import RecordedEntry
 from tests.support.tilegym_sites import FOLDER, MISSING, SITES
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 pytestmark = [
     pytest.mark.process,

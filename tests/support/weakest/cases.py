@@ -8,6 +8,7 @@ from typing import Any
 
 import torch
 
+from aot_tune.cubins.origin import declared_code
 from aot_tune.declare.discovery import OWN_KERNELS, FoundKernel, find_tunables
 from aot_tune.declare.fingerprint.hashing import source_hash
 from aot_tune.nvidia import cutile
@@ -17,7 +18,6 @@ from aot_tune.tuner.archives.report import CUBINS
 from aot_tune.tuner.archives.signatures import Compilation
 from aot_tune.tuner.compile.job import Compiled, CompileResult
 from aot_tune.tuner.compile.pool import CompilePool, usable_cores
-from aot_tune.tuner.plan.candidates import DeviceKernel
 from aot_tune.values.arch import Arch
 from aot_tune.values.problem import Problem
 from tests.kernels.cases import CASES
@@ -116,7 +116,10 @@ def compiled(wanted: Mapping[str, Iterable[Compilation]], arch: Arch) -> dict[tu
     """
     jobs = {
         (kernel, one): build_cubins._job(
-            DeviceKernel(FOUND[kernel], arch), one, source_hash(FOUND[kernel].tunable)
+            declared_code(FOUND[kernel].tunable, FOUND[kernel].module),
+            source_hash(FOUND[kernel].tunable),
+            arch,
+            one,
         )
         for kernel, each in wanted.items()
         for one in each
