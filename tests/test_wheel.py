@@ -19,11 +19,12 @@ from aot_tune import environment
 
 ROOT = Path(__file__).parents[1]
 
-pytestmark = [
-    pytest.mark.process,
-    pytest.mark.slow,
-    pytest.mark.skipif(not (ROOT / ".git").exists(), reason="a clone needs a repository"),
-]
+pytestmark = [pytest.mark.process, pytest.mark.slow]
+
+NOT_CLONED = shutil.ignore_patterns(
+    ".git", ".gpu", ".venv*", ".*_cache", ".hypothesis", "__pycache__", "build", "dist", "*.egg-info", "*.aot"
+)
+"""What git ignores, and the repository itself."""
 
 HERE = re.compile(r"_?aot_tune[.-]|pip-|pip$|__pycache__$")
 """What an environment has of this checkout, and what is its own."""
@@ -46,12 +47,7 @@ def run(
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """What `make wheel` builds where nothing but the files of the repository is."""
-    clone = tmp_path_factory.mktemp("clone")
-    listed = run("git", "ls-files", "-z", "--cached", "--others", "--exclude-standard", cwd=ROOT).stdout
-    for name in filter(None, listed.split("\0")):
-        if (ROOT / name).is_file():
-            (clone / name).parent.mkdir(parents=True, exist_ok=True)
-            shutil.copyfile(ROOT / name, clone / name)
+    clone = shutil.copytree(ROOT, tmp_path_factory.mktemp("clone") / "aot_tune", ignore=NOT_CLONED)
     made = run("make", "wheel", "VENV=", f"PYTHON={sys.executable}", cwd=clone)
     assert made.returncode == 0, made.stderr
     assert re.search(r"Checking dist/.*PASSED", made.stdout), "twine's verdict"
