@@ -6,6 +6,9 @@ import sys
 import warnings
 from contextlib import suppress
 
+_CONTROL = {number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160)) if number not in b"\t\n"}
+"""Control characters, which a path or a file may hold, and how they are written: a terminal obeys them."""
+
 
 def warn(message: str, category: type[Warning]) -> None:
     """Warn at the line outside of aot_tune that led here.
@@ -18,4 +21,5 @@ def warn(message: str, category: type[Warning]) -> None:
     while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("aot_tune."):
         frame = frame.f_back
     with suppress(OSError, ValueError):
-        warnings.warn_explicit(message, category, frame.f_code.co_filename, frame.f_lineno, registry={})
+        text = message.translate(_CONTROL)
+        warnings.warn_explicit(text, category, frame.f_code.co_filename, frame.f_lineno, registry={})

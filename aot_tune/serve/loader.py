@@ -18,7 +18,7 @@ from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import AotTuneError, TableWarning
 from aot_tune.nvidia.nvml import Gpu, known_gpus
 from aot_tune.tables.fit import mismatch, undeclared, without
-from aot_tune.tables.store import package_folder, read_table, right_place, table_path
+from aot_tune.tables.store import package_folder, read_table, right_place, same_folder, table_path
 from aot_tune.tables.table import Table
 from aot_tune.values.arch import KNOWN_ARCHS, Arch
 from aot_tune.values.text import counted, error_in_words, shortened
@@ -42,7 +42,7 @@ def folders(tunable: Declaration) -> list[tuple[Path, bool]]:
     named = [(folder, True) for folder in environment.table_folders()]
     try:
         own = package_folder(tunable)
-        own_is_named = any(folder.resolve() == own.resolve() for folder, _ in named)
+        own_is_named = any(same_folder(folder, own) for folder, _ in named)
         return named if own_is_named else [*named, (own, False)]
     except AotTuneError as error:  # the package is not a folder: it runs from a string or an archive
         _warn(f"{tunable.name}: {error}; its own tables are not read")
@@ -55,9 +55,10 @@ def load(tunable: Declaration, arch: Arch) -> Index:
     mistakes = []
     for folder, named in folders(tunable):
         path = table_path(folder, arch, tunable.name)
+        if named and (mistake := folder_mistake(folder)):
+            mistakes.append(mistake)
+            continue
         if not _is_there(path, folder):
-            if named and (mistake := folder_mistake(folder)):
-                mistakes.append(mistake)
             continue  # no table: the warning of a miss names the command that makes one
         try:
             table = read_table(path)

@@ -75,6 +75,14 @@ def table_path(folder: Path, arch: Arch, kernel: str) -> Path:
     return folder / str(arch) / f"{kernel}.json"
 
 
+def same_folder(one: Path, other: Path) -> bool:
+    """Whether two paths lead to one folder. Never raises: `Path.resolve` does, as for a link to itself."""
+    try:
+        return os.path.samefile(one, other)
+    except (OSError, ValueError):
+        return one == other
+
+
 def right_place(path: Path, table: Table) -> str | None:
     """Return the path where a misplaced table belongs, such as ``sm100/matmul.json``; None if it is right."""
     right = f"{table.arch}/{table.kernel}.json"

@@ -185,18 +185,20 @@ ODD: dict[str, Callable[[Path], object]] = {
 
 
 def odd_tables(row: Row) -> None:
-    """B1: a table is no table, beside a good one; and shipped tables with flipped bits."""
+    """B1: a table or a folder of tables is none, beside a good one; shipped tables with flipped bits."""
     good = _tuned(row.place("good"))
     wanted = _chosen(good)
     for name, make in ODD.items():
         bad = row.place(f"bad {name}")
         (bad / "sm90").mkdir()
         make(bad / "sm90" / "scale.json")
-        row.injected()
-        os.environ[environment.TABLES] = str(bad)
-        with row.no_loss(f"B1 {name}"):
-            row.expect(_chosen(dataclasses.replace(good)) == wanted, f"B1 {name}: another choice")
-        del os.environ[environment.TABLES]
+        make(bad / "folder")
+        for folder in (bad, bad / "folder", bad / "folder" / "tables"):
+            row.injected()
+            os.environ[environment.TABLES] = str(folder)
+            with row.no_loss(f"B1 {name}, {folder.name}"):
+                row.expect(_chosen(dataclasses.replace(good)) == wanted, f"B1 {name}: another choice")
+            del os.environ[environment.TABLES]
     for _ in range(3000 if row.more else 150):
         tunable, path = row.pick.choice(_shipped())
         data = bytearray(path.read_bytes())

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import os
+import stat
 import time
 import warnings
 from collections.abc import Callable
@@ -16,7 +17,9 @@ from aot_tune import environment
 from aot_tune.choose.legality import Legality
 from aot_tune.choose.resolve import resolve
 from aot_tune.errors import DeclarationError, TableWarning
+from aot_tune.replay.answer.records import folders_of
 from aot_tune.serve import loader
+from aot_tune.serve.kernels import declared_cubins
 from aot_tune.serve.loader import load
 from aot_tune.tables import writer
 from aot_tune.tables.store import read_table
@@ -279,6 +282,80 @@ def test_b2_a_warning_is_short_whatever_the_file_holds(tmp_path: Path) -> None:
     with pytest.warns(TableWarning, match="its configs have the constants") as seen:
         load(dataclasses.replace(scale, tables=tmp_path), SM90)
     assert [len(str(one.message)) < 1000 for one in seen] == [True]
+
+
+def chained(path: Path) -> None:
+    """2000 links, each to the next: more than the kernel follows, or a recursion that resolves them."""
+    for number in range(2000):
+        path.with_name(f"{path.name}{number or ''}").symlink_to(f"{path.name}{number + 1}")
+
+
+def below_a_loop(path: Path) -> None:
+    (path.parent / "loop").symlink_to("loop")
+    path.symlink_to("loop/tables")
+
+
+NO_FOLDERS: dict[str, Callable[[Path], object]] = {
+    "missing": lambda path: None,
+    "a file": lambda path: path.write_bytes(WHOLE),
+    "FIFO": os.mkfifo,
+    "socket": lambda path: os.mknod(path, stat.S_IFSOCK | 0o600),
+    "link to itself": lambda path: path.symlink_to(path.name),
+    "below a link to itself": below_a_loop,
+    "chain of links": chained,
+    "dangling link": lambda path: path.symlink_to("nowhere"),
+    "/dev/zero": lambda path: path.symlink_to("/dev/zero"),
+    "/dev/stdin": lambda path: path.symlink_to("/dev/stdin"),
+    "/proc/self/mem": lambda path: path.symlink_to("/proc/self/mem"),
+}
+FOLDERS: dict[str, Callable[[Path], object]] = {
+    "empty": lambda path: path.mkdir(),
+    "mode 000": lambda path: path.mkdir(0),
+    "/proc": lambda path: path.symlink_to("/proc"),
+    "/": lambda path: path.symlink_to("/"),
+    "its own parent": lambda path: path.symlink_to("."),
+    "an arch that is a file": lambda path: path.mkdir() or (path / "sm90").write_bytes(WHOLE),  # type: ignore[func-returns-value]
+    "an arch that is a FIFO": lambda path: path.mkdir() or os.mkfifo(path / "sm90"),  # type: ignore[func-returns-value]
+    "an arch that is a loop": lambda path: path.mkdir() or (path / "sm90").symlink_to("sm90"),  # type: ignore[func-returns-value]
+}
+NAMES = {
+    "5000 characters": "x" * 5000,
+    "escapes": "\x1b[31m",
+    "no UTF-8": os.fsdecode(b"\xff"),
+    "a home": "~nobody",
+    "NUL": "a\0b",
+    "a file's child": "/dev/null/tables",
+    "removed current folder": ".",
+}
+
+
+@pytest.mark.parametrize("kind", [*NO_FOLDERS, *FOLDERS, *NAMES])
+def test_b1_no_path_in_the_folders_of_tables_raises(
+    kind: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B1: whatever the user's folder is, it is one warning at most, and the others serve."""
+    odd, good, here = tmp_path / "odd", tmp_path / "good", tmp_path / "here"
+    write(good, scale_table())
+    here.mkdir()
+    monkeypatch.chdir(here)
+    if kind in NAMES:
+        odd = Path(NAMES[kind])
+        here.rmdir()
+    else:
+        (NO_FOLDERS | FOLDERS)[kind](odd)
+    monkeypatch.setattr(environment, "table_folders", lambda: (odd, good))  # no variable can have a NUL
+    with warnings.catch_warnings(record=True) as seen:
+        warnings.simplefilter("always")
+        tunable = dataclasses.replace(scale, tables=tmp_path / "own")
+        loader.archs_to_load(tunable)
+        assert [path.parent.parent for path in load(tunable, SM90).tables] == [good]
+        assert declared_cubins(tunable).sections(SM90) == ()
+        assert list(folders_of(scale.kernel))[:2] == [odd, good]
+    assert len(seen) <= 1
+    assert all(str(one.message).replace("\n", "").isascii() or kind == "no UTF-8" for one in seen)
+    assert "\x1b" not in "".join(str(one.message) for one in seen)
+    if kind in NO_FOLDERS:
+        assert f"AOT_TUNE_TABLES names {odd}, which is not a folder" in str(seen[0].message)
 
 
 def test_folders_that_are_not_there_are_one_warning(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

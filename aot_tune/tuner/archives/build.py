@@ -111,7 +111,7 @@ def _declared(request: CubinRequest, kernel: FoundKernel, arch: Arch) -> Iterato
     here = DeviceKernel(kernel, arch)
     own = store.package_folder(kernel.tunable)
     code = declared_code(kernel.tunable, kernel.module)
-    named = [folder for folder in environment.table_folders() if folder.resolve() != own.resolve()]
+    named = [folder for folder in environment.table_folders() if not store.same_folder(folder, own)]
     own_is_named = len(named) < len(environment.table_folders())
     tables: dict[Path, list[Table]] = {request.out or own: []}
     for folder in (*named, own):
