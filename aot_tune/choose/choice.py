@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Literal
 
 from aot_tune import environment
@@ -81,10 +82,21 @@ def miss_error(tunable: Declaration, arch: Arch, problem: Problem) -> MissError:
     )
 
 
-def miss_message(tunable: Declaration, arch: Arch, problem: Problem, choice: Choice) -> str:
-    """Return the one-line warning for a problem that nothing was tuned for."""
+def miss_message(
+    tunable: Declaration, arch: Arch, problem: Problem, choice: Choice, folders: Iterable[Path]
+) -> str:
+    """Return the one-line warning for a problem that nothing was tuned for.
+
+    Args:
+        tunable: The kernel's declaration.
+        arch: The arch of the GPU.
+        problem: The problem.
+        choice: The config that runs.
+        folders: The folders of tables that were read.
+    """
+    places = " or ".join(map(str, folders)) or "no folder"
     return (
-        f"no tuned config for {tunable.name} {named(problem)} on {arch}; took {choice.config} "
+        f"no tuned config for {tunable.name} {named(problem)} on {arch} in {places}; took {choice.config} "
         f"({choice.reason}); tune it: {tune_command(tunable, arch, problem)}"
     )
 

@@ -101,7 +101,8 @@ class Declaration:
     """Lower-case name of the kernel and its table's file, unique among all kernels."""
 
     package: str
-    """``__package__`` of the declaring module; its tables are in ``<top-level package>/tuned_configs``."""
+    """``__package__`` of the declaring module; its tables are in ``tuned_configs`` of the topmost
+    package that has an ``__init__``."""
 
     kernel: Any
     """Object of ``@ct.kernel``, without the searched hints; or a dict of several by name, of which each

@@ -45,7 +45,7 @@ def folders(tunable: Declaration) -> list[tuple[Path, bool]]:
         own_is_named = any(same_folder(folder, own) for folder, _ in named)
         return named if own_is_named else [*named, (own, False)]
     except AotTuneError as error:  # the package is not a folder: it runs from a string or an archive
-        _warn(f"{tunable.name}: {error}; its own tables are not read")
+        _warn_once(f"{tunable.name}: {error}; its own tables are not read")
         return named
 
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import os
 import sys
+from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
+from itertools import accumulate
 from pathlib import Path
 
 from aot_tune.declare.declaration import Declaration, check_name
@@ -33,36 +35,78 @@ def package_folder(tunable: Declaration) -> Path:
 
 
 def folder_of_package(package: str) -> Path:
-    """Return the folder of a package's tables, without importing the package; it need not exist.
+    """Return the folder of a package's tables, without running any of its code; it need not exist.
 
-    1. ``tuned_configs`` in its top-level package, where it exists
+    The tables belong to the topmost package on the dotted path that has an ``__init__``: the top-level
+    package, or below a namespace package, which several distributions may share, one distribution's own
+    package. Where none has an ``__init__``, they belong to the deepest.
+
+    1. ``tuned_configs`` in that package, where it exists
     2. ``tuned_configs`` next to that package, where it exists and a ``pyproject.toml`` marks a checkout
     3. as 1, where a first table will be written
 
     Raises:
-        StoreError: The package has no folder.
+        StoreError: The package has no folder, or several.
     """
-    top = _folder_of(package.partition(".")[0])
-    inside, adjacent = top / FOLDER_NAME, top.parent / FOLDER_NAME
-    if not inside.is_dir() and adjacent.is_dir() and (top.parent / "pyproject.toml").is_file():
+    return tables_at(_home(package))
+
+
+def former_folders(package: str) -> list[Path]:
+    """Return where the tables of a package below a namespace package once were: in or next to the namespace.
+
+    Raises:
+        StoreError: The package has no folder, or several.
+    """
+    top = _spec(package.partition(".")[0])
+    if top is None or top.origin is not None:
+        return []
+    home = _home(package)
+    return [tables_at(place) for place in _places(top) if place != home]
+
+
+def tables_at(home: Path) -> Path:
+    """Return the folder of the tables of the package in a folder (steps of `folder_of_package`)."""
+    inside, adjacent = home / FOLDER_NAME, home.parent / FOLDER_NAME
+    if not inside.is_dir() and adjacent.is_dir() and (home.parent / "pyproject.toml").is_file():
         return adjacent
     return inside
 
 
-def _folder_of(package: str) -> Path:
-    """Return the folder of an importable top-level package; the first folder of a namespace package."""
-    spec = getattr(sys.modules.get(package), "__spec__", None)
-    try:
-        spec = spec or find_spec(package)
-    except (ImportError, ValueError):
-        spec = None
-    places = list(spec.submodule_search_locations or ()) if spec else []
+def _home(package: str) -> Path:
+    """Return the folder of the package that tables belong to (see `folder_of_package`)."""
+    places: list[Path] = []
+    for name in accumulate(package.split("."), "{}.{}".format):
+        spec = _spec(name)
+        if spec is None or spec.submodule_search_locations is None:  # a module, or nothing
+            break
+        places = _places(spec)
+        if spec.origin is not None:
+            break
     if not places:
         raise StoreError(
             f"the package {package!r} cannot be found, so there is no folder for its tables; declare "
             "package=__package__ in a module of a package, or tables=Path(...)"
         )
-    return Path(places[0])
+    if len(places) > 1:
+        raise StoreError(
+            f"the package {package!r} has no __init__.py and lies in {' and '.join(map(str, places))}, so "
+            "its tables have no folder of their own; put its modules into a package with an __init__.py, or "
+            "declare tables=Path(...)"
+        )
+    return places[0]
+
+
+def _spec(package: str) -> ModuleSpec | None:
+    try:
+        return getattr(sys.modules.get(package), "__spec__", None) or find_spec(package)
+    except (ImportError, ValueError):
+        return None
+
+
+def _places(spec: ModuleSpec) -> list[Path]:
+    """Return the folders of a package: the first of a regular one, all of a namespace package."""
+    places = [Path(place) for place in spec.submodule_search_locations or ()]
+    return places[:1] if spec.origin is not None else [place for place in places if place.is_dir()]
 
 
 def table_path(folder: Path, arch: Arch, kernel: str) -> Path:

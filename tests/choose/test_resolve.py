@@ -265,8 +265,9 @@ def test_what_is_in_the_search_space_does_not_depend_on_what_was_met_before(firs
 
 
 def test_a_miss_names_the_problem_what_was_taken_and_the_command() -> None:
-    message = miss_message(scale, SM90, at(4096), choose(at(4096), TABLE))
-    assert message.startswith("no tuned config for scale dtype=bfloat16 M=4096 N=1024 on sm90; took tile_m=")
+    message = miss_message(scale, SM90, at(4096), choose(at(4096), TABLE), [Path("a"), Path("b")])
+    start = "no tuned config for scale dtype=bfloat16 M=4096 N=1024 on sm90 in a or b; took tile_m="
+    assert message.startswith(start)
     assert message.endswith(tune_command(scale, SM90, at(4096)))
 
 

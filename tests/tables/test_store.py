@@ -71,6 +71,42 @@ def test_the_first_table_of_another_package_goes_into_it_even_in_a_checkout(pack
     assert store.package_folder(_declared("somelib")) == package / "tuned_configs"
 
 
+@pytest.fixture
+def namespace(tmp_path, monkeypatch):
+    """Three distributions of the namespace package `acme_ns`, each installed in a folder of its own."""
+    for name in ("site/acme_ns/alpha/alpha.py", "src/acme_ns/beta/beta.py", "ext/acme_ns/gamma/__init__.py"):
+        path = tmp_path / name
+        path.parent.mkdir(parents=True)
+        path.write_text("raise AssertionError('looking up must not import')")
+        monkeypatch.syspath_prepend(str(tmp_path / name.partition("/")[0]))
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("package", "folder"),
+    {
+        "acme_ns.alpha": "site/acme_ns/alpha",
+        "acme_ns.beta": "src/acme_ns/beta",
+        "acme_ns.beta.beta": "src/acme_ns/beta",
+        "acme_ns.gamma": "ext/acme_ns/gamma",
+        "acme_ns.gamma.kernels.deep": "ext/acme_ns/gamma",
+    }.items(),
+)
+def test_distributions_of_a_namespace_package_share_no_folder(package, folder, namespace):
+    assert store.package_folder(_declared(package)) == namespace / folder / "tuned_configs"
+    former = [str(path.relative_to(namespace)) for path in store.former_folders(package)]
+    assert sorted(former) == [f"{name}/acme_ns/tuned_configs" for name in ("ext", "site", "src")]
+
+
+def test_a_package_that_lies_in_several_folders_has_none_for_its_tables(namespace):
+    with pytest.raises(StoreError, match=r"'acme_ns' has no __init__.py and lies in .* put its modules into"):
+        store.package_folder(_declared("acme_ns"))
+
+
+def test_a_regular_package_has_no_former_folder(package):
+    assert store.former_folders("somelib.kernels") == []
+
+
 @pytest.mark.parametrize("name", ["no_such_package", "", "sys"])
 def test_a_package_without_a_folder_is_an_error_that_says_what_to_declare(name):
     with pytest.raises(StoreError, match=r"package=__package__ .* tables=Path"):

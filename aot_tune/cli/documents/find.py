@@ -85,10 +85,10 @@ def package_folders(modules: Sequence[str]) -> tuple[list[Path], list[Broken]]:
     for module in module_names(modules):
         try:
             packages.append(store.folder_of_package(module))
-        except StoreError:
+        except StoreError as error:
             if modules or module == OWN_KERNELS:
                 raise
-            broken.append(broken_point(module, f"no package is called {module.partition('.')[0]!r}"))
+            broken.append(broken_point(module, str(error)))
     return packages, broken
 
 

@@ -15,7 +15,7 @@ from typing import Any
 
 from aot_tune.declare import discovery
 from aot_tune.errors import StoreError, UsageError
-from aot_tune.tables.store import FOLDER_NAME
+from aot_tune.tables.store import FOLDER_NAME, tables_at
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -73,13 +73,13 @@ def init_lines(path: Path, module: str | None) -> list[str]:
     text = _read(path)
     document = _parse(path, text)
     module = module or _declared(document)
-    home = _home(path.absolute().parent, module)
-    settings = (_entry_point(document, module), *_package_data(document, path.absolute().parent, home))
+    root, home = _home(path.absolute().parent, module)
+    settings = (_entry_point(document, module), *_package_data(document, path.absolute().parent, root, home))
     lines = [line for setting in settings for line in _lines(path.name, text, document, setting)]
     if len(settings) == 1:
         lines.append(
             f"# {_backend(document)} is neither hatchling nor setuptools: let the wheel hold all files of "
-            f"{home.name}/{FOLDER_NAME}"
+            f"{home.relative_to(root)}/{FOLDER_NAME}"
         )
     return [*lines, f"# in CI, before a merge: aot-tune check --module {module}"]
 
@@ -170,8 +170,8 @@ def _declared(document: Mapping[str, Any]) -> str:
     return next(iter(points.values()))
 
 
-def _home(folder: Path, module: str) -> Path:
-    """The folder of a module's top-level package.
+def _home(folder: Path, module: str) -> tuple[Path, Path]:
+    """The folder with a module's top-level package, and that of the package that its tables belong to.
 
     Raises:
         UsageError: The module is not below the folder of the pyproject.toml.
@@ -180,7 +180,10 @@ def _home(folder: Path, module: str) -> Path:
     inside = Path(*names)
     for root in (folder, folder / "src") if all(name.isidentifier() for name in names) else ():
         if (root / inside.with_suffix(".py")).is_file() or (root / inside / "__init__.py").is_file():
-            return root / names[0]
+            packages = [root.joinpath(*names[:end]) for end in range(1, len(names) + 1)]
+            packages = [package for package in packages if package.is_dir()]
+            regular = [package for package in packages if (package / "__init__.py").is_file()]
+            return root, (regular or packages[-1:] or [root / names[0]])[0]
     raise UsageError(
         f"there is no module {module!r} in {folder} or {folder / 'src'}; write it as Python imports it, "
         "mylib.kernels, and run this beside its pyproject.toml"
@@ -201,20 +204,20 @@ def _entry_point(document: Mapping[str, Any], module: str) -> _Setting:
     )
 
 
-def _package_data(document: Mapping[str, Any], folder: Path, home: Path) -> Iterator[_Setting]:
+def _package_data(document: Mapping[str, Any], folder: Path, root: Path, home: Path) -> Iterator[_Setting]:
     """The setting that puts the tables into the wheel, for the backends that are known."""
     backend = _backend(document)
-    beside = home.parent / FOLDER_NAME
-    is_beside = beside.is_dir() and not (home / FOLDER_NAME).is_dir()
+    beside, package = tables_at(home), home.relative_to(root).parts
+    is_beside = beside.parent != home
     if backend.startswith("setuptools"):
         if is_beside:
             raise UsageError(
-                f"{beside} lies beside the package {home.name}, and setuptools takes files of packages "
-                f"alone; move it to {home / FOLDER_NAME}"
+                f"{beside} lies beside the package {'.'.join(package)}, and setuptools takes files of "
+                f"packages alone; move it to {home / FOLDER_NAME}"
             )
-        yield _with_pattern(document, _PACKAGE_DATA, home.name, f"{FOLDER_NAME}/{_ALL_FILES}")
+        yield _with_pattern(document, _PACKAGE_DATA, ".".join(package), f"{FOLDER_NAME}/{_ALL_FILES}")
     elif backend.startswith("hatchling") and is_beside:
-        place, inside = beside.relative_to(folder).as_posix(), f"{home.name}/{FOLDER_NAME}"
+        place, inside = beside.relative_to(folder).as_posix(), f"{'/'.join(package)}/{FOLDER_NAME}"
         yield _Setting(table=(*_WHEEL, "force-include"), key=place, value=inside)
     elif backend.startswith("hatchling"):
         # All files of a package are in its wheel, but for those that git ignores, as archives often are.

@@ -306,7 +306,7 @@ class Recorder:
         folder = self._out
         if folder is None:
             try:
-                folder = folder_of_package(module.partition(".")[0])
+                folder = folder_of_package(module)
             except StoreError:
                 raise NotRecordableError(
                     f"the kernel's module {module} is in no package, so its tables need a folder: "
@@ -492,10 +492,12 @@ def _journal(path: Path, task: _Task) -> Journal:
 
 
 def _library(top: str) -> Library:
-    """Return the distribution of a top-level package."""
-    for name in metadata.packages_distributions().get(top, ()):
-        return Library(name=name, version=metadata.version(name))
-    return Library(name="", version="")
+    """Return the distribution of a top-level package; empty where several share it."""
+    names = set(metadata.packages_distributions().get(top, ()))
+    if len(names) != 1:  # of a namespace package, or of none
+        return Library(name="", version="")
+    name = names.pop()
+    return Library(name=name, version=metadata.version(name))
 
 
 def _built_with(task: _Task) -> BuiltWith:

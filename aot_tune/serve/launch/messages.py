@@ -12,6 +12,7 @@ from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import CubinWarning, MissWarning, TableWarning
 from aot_tune.nvidia import cutile
 from aot_tune.serve.kernels import Cubins
+from aot_tune.serve.loader import folders
 from aot_tune.serve.missed import note
 from aot_tune.tables.gpu_models import measured_on, other_gpu_model
 from aot_tune.values.arch import Arch
@@ -94,7 +95,8 @@ class Messages:
             return
         self._warned.add(problem)
         if len(self._warned) <= _MOST_WARNINGS:
-            warn(miss_message(self._tunable, arch, problem, choice), MissWarning)
+            places = [folder for folder, _ in folders(self._tunable)]
+            warn(miss_message(self._tunable, arch, problem, choice, places), MissWarning)
         else:
             warn(
                 f"{self._tunable.name} met more than {_MOST_WARNINGS} problems that nothing was tuned for; "

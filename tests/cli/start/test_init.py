@@ -60,9 +60,9 @@ def project(folder: Path, text: str, *, source: str = "") -> Path:
     return path
 
 
-def pasted(path: Path) -> dict[str, Any]:
+def pasted(path: Path, module: str = "mylib.kernels") -> dict[str, Any]:
     """Append the printed lines to the file, and read it."""
-    lines = init_lines(path, "mylib.kernels")
+    lines = init_lines(path, module)
     path.write_text(path.read_text() + "\n" + "\n".join(lines) + "\n")
     return tomllib.loads(path.read_text())
 
@@ -101,11 +101,14 @@ def test_what_is_there_already_is_a_comment(
 
 @pytest.mark.process
 @pytest.mark.parametrize("backend", BACKENDS)
-@pytest.mark.parametrize("source", ["", "src"])
+@pytest.mark.parametrize("source", ["", "src", "acme"])
 def test_the_wheel_holds_the_tables_the_archive_and_the_entry_point(
     backend: str, source: str, tmp_path: Path
 ) -> None:
-    pasted(project(tmp_path, BACKENDS[backend], source=source))
+    """Of a package in a checkout's root, in ``src``, and in the namespace package ``acme``."""
+    namespace = "acme" if source == "acme" else ""
+    place, package = f"{namespace}/mylib".lstrip("/"), f"{namespace}.mylib".lstrip(".")
+    pasted(project(tmp_path, BACKENDS[backend], source=source), f"{package}.kernels")
     module = "hatchling.build" if backend == "hatchling" else "setuptools.build_meta"
     subprocess.run(
         [sys.executable, "-c", f"import {module} as it; it.build_wheel('dist')"],
@@ -115,8 +118,8 @@ def test_the_wheel_holds_the_tables_the_archive_and_the_entry_point(
     with zipfile.ZipFile(wheel) as packed:
         names = {name for name in packed.namelist() if "tuned_configs" in name and not name.endswith("/")}
         points = packed.read("mylib-1.0.dist-info/entry_points.txt").decode()
-    assert names == {"mylib/tuned_configs/sm90/scale.json", "mylib/tuned_configs/sm90/cubins.aot"}
-    assert points.split() == ["[aot_tune.tunables]", "mylib", "=", "mylib.kernels"]
+    assert names == {f"{place}/tuned_configs/sm90/{name}" for name in ("scale.json", "cubins.aot")}
+    assert points.split() == ["[aot_tune.tunables]", namespace or "mylib", "=", f"{package}.kernels"]
 
 
 def test_tables_beside_the_package_are_put_inside_it_in_the_wheel(tmp_path: Path) -> None:

@@ -801,6 +801,7 @@ def test_a_miss_is_warned_of_once_with_the_command_that_tunes_it(tuned: Tunable)
         "aot-tune tune scale --arch sm90 --module tests.support.samples "
         "--problem dtype=bfloat16,M=4096,N=1024" in messages[0]
     )
+    assert f"on sm90 in {tuned.tables}; took" in messages[0]
     assert caught[0].filename == __file__
 
 
