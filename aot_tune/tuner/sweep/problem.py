@@ -22,7 +22,7 @@ from aot_tune.tuner.choose.states import (
     other_states,
 )
 from aot_tune.tuner.choose.times import as_of_first_run, finalists
-from aot_tune.tuner.compile.job import Compiled
+from aot_tune.tuner.compile.job import Compiled, is_transient
 from aot_tune.tuner.measure.request import Finals, Measure, Recheck, Reported, Request, TimeInState
 from aot_tune.tuner.outcome import COUNTED_STAGES, Failure, Measurement
 from aot_tune.tuner.plan.candidates import ProblemPlan
@@ -120,7 +120,8 @@ class ProblemPass:
         for failure in chosen.failures:
             state.failed("compile", self._problem, failure)
         listed = Listed(configs=chosen.configs, twins=chosen.twins)
-        if state.broken() is None:
+        # Where compilations are done again after a stop, so is the list.
+        if state.broken() is None and not any(map(is_transient, compiled.values())):
             self._results.write_listed(
                 self._problem,
                 problem_plan.candidates,

@@ -131,7 +131,6 @@ class SweepResults:
         self._journal = journal
         self._listed: dict[Problem, Record] = {}
         self._unopened: dict[Problem, str] = {}
-        self._transient: set[str] = set()
         self._lock = threading.RLock()
         self._owners: dict[tuple[Pass, Problem], str] = {}
         self._outcomes: dict[Place, Outcome] = {}
@@ -198,10 +197,6 @@ class SweepResults:
         """Return the reason why a problem could not be opened; None where it could, or was not tried."""
         return self._unopened.get(problem)
 
-    def is_redone(self, key: str) -> bool:
-        """Return whether a compilation failed temporarily and is done again."""
-        return key in self._transient
-
     def anything_compiles(self) -> bool:
         """Return whether a compilation succeeded."""
         return None in self._compiled.values()
@@ -267,8 +262,7 @@ class SweepResults:
         if isinstance(result, Compiled):
             self._append({**place, "code": result.code})
         else:
-            record = {**place, "message": _cut(message), "transient": is_transient(result)}
-            self._append(record, sync=True)
+            self._append({**place, "message": _cut(message)}, sync=True)
 
     def write_listed(
         self, problem: Problem, candidates: Sequence[Config], listed: Listed, *, exhaustive: bool, gpu: str
@@ -339,10 +333,6 @@ class SweepResults:
             return
         if record["kind"] == "compile":
             self._compiled[record["key"]] = record.get("message")
-            if record.get("transient"):
-                self._transient.add(record["key"])
-            else:
-                self._transient.discard(record["key"])
             return
         if record["kind"] == "listed":
             self._listed[Problem(record["problem"])] = record

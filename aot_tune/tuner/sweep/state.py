@@ -169,9 +169,7 @@ class KernelState:
             return compiles_nowhere(self._compiled.values())
 
     def known_list(self, problem_plan: ProblemPlan) -> Listed | None:
-        """Return the shortlist in the journal, unless a compilation is done again that may change it."""
-        if any(self.results.is_redone(job.key) for job in problem_plan.jobs.values()):
-            return None
+        """Return the shortlist in the journal; None where it is missing."""
         return self.results.listed(problem_plan.problem, problem_plan.candidates, exhaustive=self.exhaustive)
 
     # Progress and failures ----------------------------------------------------------------------------------

@@ -7,7 +7,7 @@ import dataclasses
 import os
 import time
 from collections import Counter
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -18,6 +18,8 @@ from aot_tune.declare.fingerprint.hashing import check_hash
 from aot_tune.errors import AotTuneError, DeclarationError, JournalMismatchError, StoreError, TuneError
 from aot_tune.tables import store, writer
 from aot_tune.tables.table import Entry, Table
+from aot_tune.tuner.compile.feed import CompileFeed
+from aot_tune.tuner.compile.job import CompileFailure
 from aot_tune.tuner.measure.request import (
     Finals,
     Measure,
@@ -432,6 +434,33 @@ def test_a_result_is_taken_over_whatever_it_was_measured_with(
     before, after, whole = (Counter(session.told) for session in sessions[1:])
     assert before - whole, "it timed the incumbent too"
     assert not after - (whole - before), "it measured again what was there"
+
+
+def test_what_compiles_after_a_stop_is_measured_at_every_problem(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    _tune(folder)
+    whole = _path(folder).read_bytes()
+    _path(folder).unlink()
+    wait = CompileFeed.wait
+
+    def killed(feed: CompileFeed, keys: Iterable[str], progress: Callable[[], None]) -> Any:
+        tall = {key for key, jobs in feed._wanted.items() if "_I64_I" in next(iter(jobs.values())).signature}
+        gone = {key: CompileFailure(key=key, message="was killed by SIGKILL", seconds=1.0) for key in tall}
+        return {key: gone.get(key, result) for key, result in wait(feed, keys, progress).items()}
+
+    monkeypatch.setattr(Session, "fails_after", 75)
+    with monkeypatch.context() as patch, pytest.raises(TuneError, match="lost"):
+        patch.setattr(CompileFeed, "wait", killed)
+        _tune(folder)
+    assert len({problem for what, problem, _ in sessions[1].asked if what == "measure"}) >= 3
+    # The first problem is listed again, and the tuner stops once more.
+    monkeypatch.setattr(Session, "fails_after", 1)
+    with pytest.raises(TuneError, match="lost"):
+        _tune(folder)
+    monkeypatch.setattr(Session, "fails_after", None)
+    _tune(folder)
+    assert _path(folder).read_bytes() == whole
 
 
 def test_a_provisional_time_is_handed_back_and_not_taken_again(
