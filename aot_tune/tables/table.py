@@ -133,12 +133,6 @@ class Entry:
         """Ratio of the default's mean time to the winner's: 1.5 where the winner takes two thirds of it."""
         return self.default_us / self.mean_us
 
-    @property
-    def gain_in_all_states(self) -> float:
-        """Geometric mean of the gains in all states of the GPU."""
-        gains = (times.default_us / times.mean_us for times in self.states.values())
-        return geometric_mean([self.gain, *gains])
-
 
 @dataclass(frozen=True, kw_only=True)
 class Table:

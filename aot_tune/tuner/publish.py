@@ -16,7 +16,9 @@ from aot_tune.declare.fingerprint.hashing import source_hash, unhashable
 from aot_tune.errors import TuneError
 from aot_tune.tables import files, store, writer
 from aot_tune.tables.fit import entry_complaints, portfolio_complaints
-from aot_tune.tables.table import Table
+from aot_tune.tables.states import first_state
+from aot_tune.tables.table import Entry, Table, geometric_mean
+from aot_tune.tuner.choose.gpu_models import CLOCKS
 from aot_tune.tuner.choose.times import TIE
 from aot_tune.values.bucket import Axes
 from aot_tune.values.config import Config
@@ -46,8 +48,8 @@ def refusals(
     4. It mixes predictions with measurements, or replaces measurements by predictions.
     5. An entry is slower than its default, or has a config that is illegal, outside the search space, or
        neither in the portfolio nor the default; or the portfolio has a config that no entry may run.
-    6. An entry's gain over its default is less than the old table's, beyond the tie band, without a reason
-       (`worse_entries`).
+    6. An entry's gain over its default, or its time where the default was another, is worse than the old
+       table's, beyond the tie band, without a reason (`worse_entries`).
 
     Args:
         new: The table to be published.
@@ -80,13 +82,14 @@ def refusals(
 def worse_entries(
     new: Table, old: Table | None, tunable: Declaration, wrong: Collection[Config] = ()
 ) -> dict[Problem, str]:
-    """Describe the entries whose gain over the default is less than in the old table, by bucket.
+    """Describe the entries that are worse than in the old table, by bucket.
 
-    Gains are compared, because clocks change all times of a problem together. The gain is the geometric mean
-    over all states of the GPU. Gains tie within the tie band or within the winners' error margins. Nothing is
-    compared where source, device, compiler, driver, evidence or states differ, nor an entry whose old winner
-    is not in the search space any more. Every other old winner is a candidate of each sweep, and was timed
-    again together with the new winner.
+    Gains over the default are compared, because clocks change all times of a problem together; where the
+    default was another config (`_had_another_default`), times. They are geometric means over the states of
+    the GPU that both entries have: ``read`` is always one of them. They tie within the tie band or within the
+    winners' error margins, times also within the range of clocks. Nothing is compared where source, device,
+    compiler, driver or evidence differ, nor an entry whose old winner is not in the search space any more.
+    Every other old winner is a candidate of each sweep, and was timed again together with the new winner.
 
     Args:
         new: The table to be published.
@@ -101,18 +104,47 @@ def worse_entries(
         before = old.entry(entry.bucket)
         if before is None or before.evidence != entry.evidence or before.config in wrong:
             continue
-        if before.states.keys() != entry.states.keys():
-            continue
         if before.config not in tunable.candidates(new.arch, entry.bucket):
             continue
-        noise = sum(timed.error_margin_us / timed.mean_us for timed in (before, entry))
-        was, now = before.gain_in_all_states, entry.gain_in_all_states
-        if was / now - 1 > max(TIE, noise):
-            worse[entry.bucket] = (
-                f"its gain over the default falls from {was:.2f}x with {before.config} "
-                f"to {now:.2f}x with {entry.config}"
-            )
+        default = tunable.default_config(new.arch, entry.bucket)
+        if change := _worsened(before, entry, in_time=_had_another_default(old, before, default)):
+            worse[entry.bucket] = change
     return worse
+
+
+def _worsened(old: Entry, new: Entry, *, in_time: bool) -> str | None:
+    """Describe how much longer an entry takes, or how much less it gains over its default; None for a tie."""
+    runs = [_by_state(entry) for entry in (old, new)]
+    both = runs[0].keys() & runs[1].keys()
+    (old_us, old_default_us), (us, default_us) = (
+        [geometric_mean(run[state][place] for state in both) for place in (0, 1)] for run in runs
+    )
+    noise = sum(entry.error_margin_us / entry.mean_us for entry in (old, new))
+    if in_time:
+        what, was, now = "time rises", f"{old_us:.4g} us", f"{us:.4g} us"
+        is_worse = us / old_us - 1 > max(CLOCKS, noise)
+    else:
+        gain, new_gain = old_default_us / old_us, default_us / us
+        what, was, now = "gain over the default falls", f"{gain:.2f}x", f"{new_gain:.2f}x"
+        is_worse = gain / new_gain - 1 > max(TIE, noise)
+    return f"its {what} from {was} with {old.config} to {now} with {new.config}" if is_worse else None
+
+
+def _by_state(entry: Entry) -> dict[str, tuple[float, float]]:
+    """Return the times of an entry's config and of the default at the edge, by the GPU's state."""
+    first = (entry.mean_us, entry.default_us)
+    others = {name: (times.mean_us, times.default_us) for name, times in entry.states.items()}
+    return {first_state(others): first, **others}
+
+
+def _had_another_default(table: Table, entry: Entry, default: Config) -> bool:
+    """Return whether an entry shows that its default is not `default`. A table does not name its defaults."""
+    if entry.config not in table.portfolio:
+        return entry.config != default
+    if default not in table.portfolio or not entry.points:
+        return False
+    us = entry.points[-1].us
+    return us[table.portfolio.index(default)] != us[-1]
 
 
 def check_place(path: Path, table: Table) -> None:

@@ -187,14 +187,59 @@ def _in_states(table: Table, mean_us: float, **states: tuple[float, float]) -> T
     return samples.with_entry(table, 1, mean_us=mean_us, states=times)
 
 
-def test_gains_are_compared_over_all_states_and_only_where_they_are_the_same() -> None:
+def test_gains_are_compared_over_the_states_that_both_have() -> None:
     table = _gaining(1.5)
     default_us = table.entries[1].default_us
     old = _in_states(table, default_us / 1.5, written=(20.0, 20.0))
     assert refusals(_in_states(table, default_us / 1.2, written=(16.0, 20.0)), old, SCALE) == []
     [reason] = refusals(_in_states(table, default_us / 1.2, written=(20.0, 20.0)), old, SCALE)
     assert "falls from 1.22x" in reason
-    assert refusals(_in_states(table, default_us / 1.2, written=(20.0, 20.0)), table, SCALE) == []
+    [reason] = refusals(_in_states(table, default_us / 1.2, written=(16.0, 20.0)), table, SCALE)
+    assert "falls from 1.50x" in reason, "the old table has no other state"
+
+
+@pytest.mark.parametrize("longer", [True, False])
+def test_a_time_that_crosses_the_limit_of_long_kernels_is_compared_as_any_other(longer: bool) -> None:
+    table = samples.scale_table()
+    short = _in_states(table, 198.0, written=(200.0, 300.0), tight=(200.0, 300.0))
+    short = samples.with_entry(short, 1, default_us=300.0)
+    long = _in_states(table, 201.0, read=(200.0, 300.0), written=(200.0, 300.0), tight=(200.0, 300.0))
+    long = samples.with_entry(long, 1, default_us=300.0)
+
+    def slower(table: Table) -> Table:
+        entry = table.entries[1]
+        states = {
+            name: dataclasses.replace(times, mean_us=times.mean_us * 1.25)
+            for name, times in entry.states.items()
+        }
+        return samples.with_entry(table, 1, mean_us=entry.mean_us * 1.25, states=states)
+
+    old, new = (short, long) if longer else (long, short)
+    assert refusals(new, old, SCALE) == []
+    [reason] = refusals(slower(new), old, SCALE)
+    assert "gain over the default falls from 1.5" in reason
+
+
+@pytest.mark.parametrize(
+    ("us", "worse"), [(10.0, False), (10.4, False), (12.5, True)], ids=["the same", "clocks", "slower"]
+)
+def test_where_the_default_changed_times_are_compared(us: float, worse: bool) -> None:
+    old = _gaining(1.5)
+    winner = old.entries[1].config
+    points = tuple(
+        dataclasses.replace(point, us=(point.us[0], point.us[1], point.us[0]))
+        for point in old.entries[1].points
+    )
+    new = samples.with_entry(old, 1, mean_us=us, default_us=us, points=points)
+    new = dataclasses.replace(new, entries=(new.entries[1],))
+    old = dataclasses.replace(old, entries=(old.entries[1],))
+    faster = dataclasses.replace(SCALE, default=lambda arch, problem: winner)
+    assert list(worse_entries(new, old, SCALE)) == [new.entries[0].bucket], "of the same default"
+    told = worse_entries(new, old, faster)
+    assert list(told) == ([new.entries[0].bucket] if worse else [])
+    # Back again: the old default is known by its entry.
+    back = dataclasses.replace(old, portfolio=())
+    assert list(worse_entries(new, back, SCALE)) == list(told)
 
 
 def test_a_winner_may_be_slower_than_the_default_in_one_state_and_not_in_each() -> None:
