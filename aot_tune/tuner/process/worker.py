@@ -35,6 +35,9 @@ host."""
 _REAP_SECONDS = 10.0
 """Longest wait for a killed child to disappear, seconds; the driver first tears down its context."""
 
+_CLOSED_SECONDS = 1.0
+"""Longest wait for the end of a child whose pipe has closed, seconds. It may live on."""
+
 _TAIL_BYTES = 4000
 """Bytes of the end of a child's stderr that an error repeats."""
 
@@ -296,9 +299,14 @@ class Worker:
             raise self._died() from None
 
     def _died(self) -> WorkerDied:
-        with suppress(subprocess.TimeoutExpired):
-            self._process.wait(_REAP_SECONDS)
-        return WorkerDied(self._process.returncode, self.output_tail())
+        """Describe the end of a child whose pipe has closed; kill a child that lives on."""
+        how = ""
+        try:
+            self._process.wait(_CLOSED_SECONDS)
+        except subprocess.TimeoutExpired:
+            self.kill()
+            how = f"closed its pipe and {ending(self._process.returncode)}"
+        return WorkerDied(self._process.returncode, self.output_tail(), how)
 
     # Ending -------------------------------------------------------------------------------------------------
 

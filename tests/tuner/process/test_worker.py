@@ -71,6 +71,11 @@ class Target:
         pipe.flush()
         time.sleep(600)
 
+    def close_its_pipe(self) -> None:
+        pipe = self.report.__closure__[0].cell_contents  # type: ignore[attr-defined]
+        os.close(pipe.fileno())
+        time.sleep(600)
+
     def start_a_child_of_its_own_session(self) -> int:
         return subprocess.Popen(["sleep", "600"], start_new_session=True).pid
 
@@ -187,6 +192,12 @@ def test_an_exit_names_the_code(worker: Worker) -> None:
 def greet_until_it_dies(worker: Worker) -> None:
     for _ in range(1000):  # the child dies a moment after its guard, and may answer before
         worker.request("greet", {"name": "x"}, 30)
+
+
+def test_a_child_that_closes_its_pipe_and_lives_is_killed(worker: Worker) -> None:
+    with pytest.raises(WorkerDied, match="closed its pipe and was killed by SIGKILL"):
+        worker.request("close_its_pipe", {}, 30)
+    assert gone(worker.pid)
 
 
 def test_talking_to_a_dead_child_says_that_it_died(worker: Worker) -> None:
