@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import ExitStack, closing, contextmanager, suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
 
@@ -42,9 +42,6 @@ class Resources:
     session: Start
     """Opens a session on a GPU."""
 
-    identity: Callable[[FoundKernel, int], Mapping[str, str]]
-    """The conditions of a GPU's times."""
-
     feed: Callable[[], CompileFeed]
     """Returns the compile feed; a new feed where an error has ended the last."""
 
@@ -75,7 +72,6 @@ def opened(request: SweepRequest, progress: Progress) -> Iterator[Resources]:
             order=order,
             choice="--gpus {}" if cluster is None else cluster.choice(),
             session=sessions,
-            identity=sessions.identity,
             feed=feeds.living,
         )
 
@@ -114,13 +110,6 @@ class _Sessions:
             return self._start(kernel, index, fault_counts)
         session.turn_to(kernel, fault_counts)
         return session
-
-    def identity(self, kernel: FoundKernel, index: int) -> Mapping[str, str]:
-        """Return the conditions of a GPU's times."""
-        if index in self._opened:
-            return self._opened[index].identity()
-        with closing(self._start(kernel, index, FaultCounts(self._progress.note))) as session:
-            return session.identity()
 
 
 class _Feeds:

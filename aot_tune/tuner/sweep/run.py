@@ -9,7 +9,7 @@ measured one after another.
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -40,6 +40,7 @@ from aot_tune.tuner.sweep.report import SweepReport, SweepRequest, SweptKernel
 from aot_tune.tuner.sweep.resources import Resources, opened
 from aot_tune.tuner.sweep.results import SweepResults, accepts
 from aot_tune.tuner.sweep.state import KernelTimes
+from aot_tune.values.device import Device
 
 _STOPS_ALL = (GpuLostError, JournalWriteError, StoreError)
 """Errors that stop all kernels: the GPU is lost, or nothing can be written."""
@@ -75,19 +76,20 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
     progress = InTurn(progress) if request.verbose else Brief(progress)
     with opened(request, progress) as resources:
         request = resources.request
-        rows = _refused(request, progress, resources)
-        kernels = [kernel for kernel in request.kernels if kernel.tunable.name not in rows]
-        at_once = not request.predicts and request.time_budget_s is None and len(kernels) > 1
-        if at_once:
-            lengths = {
-                kernel.tunable.name: length_of_kernel(kernel, request.arch, request.buckets(kernel))
-                for kernel in kernels
-            }
-            kernels.sort(key=lambda kernel: -lengths[kernel.tunable.name])
-        resources.order.extend(kernel.tunable.name for kernel in kernels)
+        rows = _refused(request, progress)
         with GpuPool(
             request.gpus, resources.session, progress.note, resources.order, resources.choice
         ) as gpu_pool:
+            rows |= _unresumable(request, gpu_pool, progress, rows)
+            kernels = [kernel for kernel in request.kernels if kernel.tunable.name not in rows]
+            at_once = not request.predicts and request.time_budget_s is None and len(kernels) > 1
+            if at_once:
+                lengths = {
+                    kernel.tunable.name: length_of_kernel(kernel, request.arch, request.buckets(kernel))
+                    for kernel in kernels
+                }
+                kernels.sort(key=lambda kernel: -lengths[kernel.tunable.name])
+            resources.order.extend(kernel.tunable.name for kernel in kernels)
             _Kernels(request, progress, resources, gpu_pool, kernels, rows, started).sweep(at_once=at_once)
             gpus = gpu_pool.usage()
     in_order = tuple(rows[kernel.tunable.name] for kernel in request.kernels)
@@ -173,8 +175,8 @@ def _left_s(
     return max(_SHORTEST_S, (request.time_budget_s - spent_s) * counts[0] / sum(counts))
 
 
-def _refused(request: SweepRequest, progress: Progress, resources: Resources) -> dict[str, SweptKernel]:
-    """Find the kernels that cannot be swept before anything is compiled; return their rows by name."""
+def _refused(request: SweepRequest, progress: Progress) -> dict[str, SweptKernel]:
+    """Find the kernels that cannot be swept by their declaration or table; return their rows by name."""
     rows: dict[str, SweptKernel] = {}
     for kernel in request.kernels:
         try:
@@ -184,15 +186,21 @@ def _refused(request: SweepRequest, progress: Progress, resources: Resources) ->
         else:
             for remark in declaration_remarks(kernel.tunable, request.arch):
                 progress.note(f"remark: {remark}")
-    left = [kernel for kernel in request.kernels if kernel.tunable.name not in rows]
-    if request.predicts or request.fresh or not left:
-        return rows
-    conditions = resources.identity(left[0], request.gpus[0])
-    for kernel in left:
-        try:
-            check_resumable(request.journal_path(kernel), _identity_of(conditions, request, kernel))
-        except AotTuneError as error:
-            rows[kernel.tunable.name] = _failed(request, kernel, error, progress)
+    return rows
+
+
+def _unresumable(
+    request: SweepRequest, gpu_pool: GpuPool, progress: Progress, refused: Collection[str]
+) -> dict[str, SweptKernel]:
+    """Find the other kernels whose journals are of other conditions; return their rows by name."""
+    rows: dict[str, SweptKernel] = {}
+    for kernel in () if request.predicts or request.fresh else request.kernels:
+        if kernel.tunable.name not in refused:
+            try:
+                identity = _identity_of(*gpu_pool.open(kernel), request, kernel)
+                check_resumable(request.journal_path(kernel), identity)
+            except AotTuneError as error:
+                rows[kernel.tunable.name] = _failed(request, kernel, error, progress)
     return rows
 
 
@@ -266,7 +274,7 @@ def measure_kernel(
             device=device.name if len(request.gpus) == 1 else f"{len(request.gpus)} {device.name}",
         )
     )
-    identity = _identity_of(conditions, request, kernel)
+    identity = _identity_of(device, conditions, request, kernel)
     whole = request.is_whole(kernel)
     decision = _decision(planned, identity, old, request, whole=whole)
     path_of_journal = request.journal_path(kernel)
@@ -359,7 +367,9 @@ def _remarks(
             yield f"{bucket}: {change}"
 
 
-def _identity_of(conditions: Mapping[str, str], request: SweepRequest, kernel: FoundKernel) -> dict[str, str]:
+def _identity_of(
+    device: Device, conditions: Mapping[str, str], request: SweepRequest, kernel: FoundKernel
+) -> dict[str, str]:
     """Return the conditions of a kernel's results, the identity of its journal."""
     # A journal may be resumed on another GPU of the same model: times of one model are comparable.
     same = {name: text for name, text in conditions.items() if name != "uuid"}
@@ -367,6 +377,7 @@ def _identity_of(conditions: Mapping[str, str], request: SweepRequest, kernel: F
         "kernel": kernel.tunable.name,
         "arch": str(request.arch),
         **same,
+        "sm_count": str(device.sm_count),
         "source_hash": source_hash(kernel.tunable),
         "check_hash": check_hash(kernel.tunable),
     }

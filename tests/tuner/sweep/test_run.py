@@ -388,6 +388,18 @@ def test_a_changed_driver_is_not_mixed_with_what_was_measured(
     assert _tune(folder, fresh=True).published
 
 
+def test_a_journal_of_a_smaller_gpu_of_the_same_name_is_refused(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "fails_after", 20)
+    with pytest.raises(TuneError, match="lost"):
+        _tune(folder)
+    smaller = dataclasses.replace(Device.reference(SM90), sm_count=66)
+    monkeypatch.setattr(Session, "device", lambda self: smaller)
+    with pytest.raises(JournalMismatchError, match="sm_count was 132, is 66"):
+        _tune(folder)
+
+
 def test_a_journal_checked_against_another_reference_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
