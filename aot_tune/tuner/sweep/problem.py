@@ -68,6 +68,7 @@ class ProblemPass:
     def candidates(self) -> None:
         """Time the shortlist at an edge."""
         problem_plan, listed = self._each, self._listed()
+        self._state.twins[self._problem] = listed.twins
         keep = [problem_plan.default, *([problem_plan.incumbent] if problem_plan.incumbent else [])]
         times, states, finals = self._timed("candidates", listed.configs, keep)
         times.update(as_of_first_run(times, finals))

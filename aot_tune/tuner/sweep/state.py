@@ -91,6 +91,8 @@ class KernelState:
         self.lock = threading.RLock()
         self.times = KernelTimes()
         self._feed, self._progress = feed, progress
+        self.twins: dict[Problem, Mapping[Config, Config]] = {}
+        """Maps configs of a bucket, by its edge, to the config with the same machine code and launch."""
         self._compiled: dict[str, CompileResult] = {}
         self._counted: set[tuple[str, Problem, Config]] = set()
         self._shown: set[tuple[Config, str]] = set()
@@ -183,7 +185,7 @@ class KernelState:
         self._progress.show(Measuring(kernel=self.name, problem=problem, done=done, total=total))
 
     def failed(self, step: str, problem: Problem, failure: Failure) -> None:
-        """Count a failure once; a wrong config wins nowhere.
+        """Count a failure once; a wrong config wins nowhere, nor do its twins in the problem's bucket.
 
         Each config is shown once for each stage, so that a config does not fill the screen.
         """
@@ -193,10 +195,17 @@ class KernelState:
                 self._counted.add(place)
                 self.times.failures += 1
             if failure.stage == "verify":
-                self.times.wrong.add(failure.config)
+                self.times.wrong |= {failure.config, *self._twins_of(problem, failure.config)}
             if (failure.config, failure.stage) not in self._shown:
                 self._shown.add((failure.config, failure.stage))
                 self._progress.show(CandidateFailed(kernel=self.name, problem=problem, failure=failure))
+
+    def _twins_of(self, problem: Problem, config: Config) -> set[Config]:
+        """Return the twins of a config in a problem's bucket, without defaults, which are verified anyway."""
+        leaders = self.twins.get(self.plan.kernel.tunable.bucket_of(problem), {})
+        leader = leaders.get(config, config)
+        twins = {leader, *(twin for twin in leaders if leaders[twin] == leader)}
+        return twins - {problem_plan.default for problem_plan in self.plan.problems}
 
     def leave_out(self, step: Step, problem: Problem, reason: str, gpu: str) -> None:
         """Leave out a problem that cannot be opened, with all its times."""

@@ -35,9 +35,10 @@ from aot_tune.tuner.measure.supervise import GpuLostError, ProblemFailedError
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome, Stage
 from aot_tune.tuner.sweep import decision, resources
 from aot_tune.tuner.sweep import run as sweep
-from aot_tune.tuner.sweep.journal import Journal, JournalWriteError
+from aot_tune.tuner.sweep.journal import Journal, JournalWriteError, read
 from aot_tune.tuner.sweep.progress import CandidateFailed, Event, Progress, closing_table
 from aot_tune.tuner.sweep.report import SweepReport, SweepRequest
+from aot_tune.tuner.sweep.results import SweepResults, accepts
 from aot_tune.tuner.sweep.stale import only_stale
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
@@ -548,6 +549,23 @@ def test_a_winner_that_falls_in_the_recheck_is_replaced_also_after_a_resume(
     assert report.rows[0].failures > 0
     if killed:
         assert not sessions[1:], "it measured, or verified again, what was there"
+
+
+def test_twins_of_a_config_that_is_found_wrong_late_fall_with_it(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "wrong_late", frozenset({(64, 256)}))
+    _tune(folder)
+    asked = [configs for *at, configs in sessions[0].asked if at == ["recheck", _bucket(256)]]
+    verified = [config for configs in asked for config in configs if config["tile_m"] == 64]
+    records = read(folder / "journal/sm90/scale.done", accepts).records
+    candidates = scale_in(folder)["scale"].tunable.candidates(SM90, _bucket(256))
+    order = [DEFAULT, *(config for config in candidates if config != DEFAULT)]
+    listed = SweepResults(None, records).listed(_bucket(256), order, exhaustive=False)
+    assert listed is not None
+    assert {config["tile_m"] for config in listed.twins} >= {64}
+    leaders = [listed.twins.get(config, config) for config in verified]
+    assert len(leaders) == len(set(leaders)) > 0
 
 
 def test_a_winner_that_fails_in_another_way_does_not_win_there_alone(
