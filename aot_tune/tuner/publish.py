@@ -79,74 +79,6 @@ def refusals(
     ]
 
 
-def worse_entries(
-    new: Table, old: Table | None, tunable: Declaration, wrong: Collection[Config] = ()
-) -> dict[Problem, str]:
-    """Describe the entries that are worse than in the old table, by bucket.
-
-    Gains over the default are compared, because clocks change all times of a problem together; where the
-    default was another config (`_had_another_default`), times. They are geometric means over the states of
-    the GPU that both entries have: ``read`` is always one of them. They tie within the tie band or within the
-    winners' error margins, times also within the range of clocks. Nothing is compared where source, device,
-    compiler, driver or evidence differ, nor an entry whose old winner is not in the search space any more.
-    Every other old winner is a candidate of each sweep, and was timed again together with the new winner.
-
-    Args:
-        new: The table to be published.
-        old: The present table, if any.
-        tunable: The kernel's declaration.
-        wrong: Configs that were found to compute wrong results; entries that had one are not compared.
-    """
-    if old is None or (old.source_hash, old.built_with) != (new.source_hash, new.built_with):
-        return {}
-    worse = {}
-    for entry in new.entries:
-        before = old.entry(entry.bucket)
-        if before is None or before.evidence != entry.evidence or before.config in wrong:
-            continue
-        if before.config not in tunable.candidates(new.arch, entry.bucket):
-            continue
-        default = tunable.default_config(new.arch, entry.bucket)
-        if change := _worsened(before, entry, in_time=_had_another_default(old, before, default)):
-            worse[entry.bucket] = change
-    return worse
-
-
-def _worsened(old: Entry, new: Entry, *, in_time: bool) -> str | None:
-    """Describe how much longer an entry takes, or how much less it gains over its default; None for a tie."""
-    runs = [_by_state(entry) for entry in (old, new)]
-    both = runs[0].keys() & runs[1].keys()
-    (old_us, old_default_us), (us, default_us) = (
-        [geometric_mean(run[state][place] for state in both) for place in (0, 1)] for run in runs
-    )
-    noise = sum(entry.error_margin_us / entry.mean_us for entry in (old, new))
-    if in_time:
-        what, was, now = "time rises", f"{old_us:.4g} us", f"{us:.4g} us"
-        is_worse = us / old_us - 1 > max(CLOCKS, noise)
-    else:
-        gain, new_gain = old_default_us / old_us, default_us / us
-        what, was, now = "gain over the default falls", f"{gain:.2f}x", f"{new_gain:.2f}x"
-        is_worse = gain / new_gain - 1 > max(TIE, noise)
-    return f"its {what} from {was} with {old.config} to {now} with {new.config}" if is_worse else None
-
-
-def _by_state(entry: Entry) -> dict[str, tuple[float, float]]:
-    """Return the times of an entry's config and of the default at the edge, by the GPU's state."""
-    first = (entry.mean_us, entry.default_us)
-    others = {name: (times.mean_us, times.default_us) for name, times in entry.states.items()}
-    return {first_state(others): first, **others}
-
-
-def _had_another_default(table: Table, entry: Entry, default: Config) -> bool:
-    """Return whether an entry shows that its default is not `default`. A table does not name its defaults."""
-    if entry.config not in table.portfolio:
-        return entry.config != default
-    if default not in table.portfolio or not entry.points:
-        return False
-    us = entry.points[-1].us
-    return us[table.portfolio.index(default)] != us[-1]
-
-
 def check_place(path: Path, table: Table) -> None:
     """Refuse, before any work is done, to replace the table of another kernel or arch.
 
@@ -300,6 +232,77 @@ def removed_entries(old: Table | None, new: Table) -> tuple[str, ...]:
         for entry in (old.entries if old is not None else ())
         if new.entry(entry.bucket) is None
     )
+
+
+# Worse entries ----------------------------------------------------------------------------------------------
+
+
+def worse_entries(
+    new: Table, old: Table | None, tunable: Declaration, wrong: Collection[Config] = ()
+) -> dict[Problem, str]:
+    """Describe the entries that are worse than in the old table, by bucket.
+
+    Gains over the default are compared, because clocks change all times of a problem together; where the
+    default was another config (`_had_another_default`), times. They are geometric means over the states of
+    the GPU that both entries have: ``read`` is always one of them. They tie within the tie band or within the
+    winners' error margins, times also within the range of clocks. Nothing is compared where source, device,
+    compiler, driver or evidence differ, nor an entry whose old winner is not in the search space any more.
+    Every other old winner is a candidate of each sweep, and was timed again together with the new winner.
+
+    Args:
+        new: The table to be published.
+        old: The present table, if any.
+        tunable: The kernel's declaration.
+        wrong: Configs that were found to compute wrong results; entries that had one are not compared.
+    """
+    if old is None or (old.source_hash, old.built_with) != (new.source_hash, new.built_with):
+        return {}
+    worse = {}
+    for entry in new.entries:
+        before = old.entry(entry.bucket)
+        if before is None or before.evidence != entry.evidence or before.config in wrong:
+            continue
+        if before.config not in tunable.candidates(new.arch, entry.bucket):
+            continue
+        default = tunable.default_config(new.arch, entry.bucket)
+        if change := _worsened(before, entry, in_time=_had_another_default(old, before, default)):
+            worse[entry.bucket] = change
+    return worse
+
+
+def _worsened(old: Entry, new: Entry, *, in_time: bool) -> str | None:
+    """Describe how much longer an entry takes, or how much less it gains over its default; None for a tie."""
+    runs = [_by_state(entry) for entry in (old, new)]
+    both = runs[0].keys() & runs[1].keys()
+    (old_us, old_default_us), (us, default_us) = (
+        [geometric_mean(run[state][place] for state in both) for place in (0, 1)] for run in runs
+    )
+    noise = sum(entry.error_margin_us / entry.mean_us for entry in (old, new))
+    if in_time:
+        what, was, now = "time rises", f"{old_us:.4g} us", f"{us:.4g} us"
+        is_worse = us / old_us - 1 > max(CLOCKS, noise)
+    else:
+        gain, new_gain = old_default_us / old_us, default_us / us
+        what, was, now = "gain over the default falls", f"{gain:.2f}x", f"{new_gain:.2f}x"
+        is_worse = gain / new_gain - 1 > max(TIE, noise)
+    return f"its {what} from {was} with {old.config} to {now} with {new.config}" if is_worse else None
+
+
+def _by_state(entry: Entry) -> dict[str, tuple[float, float]]:
+    """Return the times of an entry's config and of the default at the edge, by the GPU's state."""
+    first = (entry.mean_us, entry.default_us)
+    others = {name: (times.mean_us, times.default_us) for name, times in entry.states.items()}
+    return {first_state(others): first, **others}
+
+
+def _had_another_default(table: Table, entry: Entry, default: Config) -> bool:
+    """Return whether an entry shows that its default is not `default`. A table does not name its defaults."""
+    if entry.config not in table.portfolio:
+        return entry.config != default
+    if default not in table.portfolio or not entry.points:
+        return False
+    us = entry.points[-1].us
+    return us[table.portfolio.index(default)] != us[-1]
 
 
 # Locking ------------------------------------------------------------------------------------

@@ -315,7 +315,7 @@ def test_a_required_measurement_without_a_gpu_is_exit_code_1(requests: list[Swee
 
 def test_a_problem_without_times_is_exit_code_1(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(request: SweepRequest, progress: Progress) -> SweepReport:
-        row = replace(REPORT, unopened=("M=64: make_args was killed",))
+        row = replace(REPORT, left_out=("M=64: make_args was killed",))
         return SweepReport(arch=request.arch, device_name="NVIDIA H200", rows=(row,), seconds=1.0)
 
     monkeypatch.setattr(sweep, "run", run)

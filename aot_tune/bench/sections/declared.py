@@ -93,8 +93,8 @@ def swept(kernel: FoundKernel, arch: Arch) -> dict[str, Any]:
         )  # fmt: skip
         report = sweep.run(request, PlainProgress())
         row = report.rows[0]
-        if row.refusals or row.unopened:
-            return {"failed": "; ".join((*row.refusals, *row.unopened))}
+        if not row.complete:
+            return {"failed": "; ".join((*row.refusals, *row.left_out))}
         table = store.read_table(store.table_path(folder / "tables", arch, tunable.name))
         first = first_times(kernel, request)
     return {

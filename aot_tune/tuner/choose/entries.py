@@ -99,8 +99,8 @@ def _mean(values: Sequence[float]) -> float:
 
 
 def _refuse_wrong_defaults(sweep: SweepTimes) -> None:
-    for problem, default in sweep.defaults.items():
-        if default in sweep.wrong:
+    for problem in (*sweep.faulty, *sweep.defaults):
+        if (default := sweep.default(problem)) in sweep.wrong:
             raise TuneError(
                 f"{sweep.kernel} {problem}: the default ({default}) computed a wrong result; every untuned "
                 "problem would run it: correct the kernel, or declare another default"

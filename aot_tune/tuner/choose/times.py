@@ -152,6 +152,9 @@ class SweepTimes:
     wrong: frozenset[Config] = frozenset()
     """Configs that computed a wrong result anywhere: they win nowhere."""
 
+    faulty: Mapping[Problem, str] = field(default_factory=dict)
+    """Problems at which the default failed, each with the reason; their buckets have no entry."""
+
     evidence: Evidence = "measured"
     """Whether the times are measured or predicted by the model."""
 
@@ -219,8 +222,10 @@ class SweepTimes:
         return self.defaults.get(problem) or self.defaults[bucket_of(self.axes, problem)]
 
     def edges(self, times: Times) -> list[Problem]:
-        """Return the edges that can have an entry: the edges with a time of the default."""
-        return [p for p in times if bucket_of(self.axes, p) == p and self.default(p) in times[p]]
+        """Return the edges that can have an entry: those whose default did not fail."""
+        out = {bucket_of(self.axes, problem) for problem in self.faulty}
+        edges = (problem for problem in times if bucket_of(self.axes, problem) == problem)
+        return [edge for edge in edges if edge not in out and self.default(edge) in times[edge]]
 
     def _right(self, problem: Problem, times: Run) -> dict[Config, Measurement]:
         out = self.wrong | self.problems[problem].barred
@@ -228,11 +233,12 @@ class SweepTimes:
 
 
 def unserved(sweep: SweepTimes) -> tuple[str, ...]:
-    """List the swept edges without an entry because their default has no time, one line each."""
+    """List the problems whose default failed, so that their buckets have no entry, one line each."""
     times = sweep.times()
-    served = set(sweep.edges(times))
+    edges = (problem for problem in times if bucket_of(sweep.axes, problem) == problem)
+    untimed = {edge: "it has no time" for edge in edges if sweep.default(edge) not in times[edge]}
     return tuple(
-        f"{problem}: no entry: its default ({sweep.default(problem)}) has no time"
-        for problem in times
-        if bucket_of(sweep.axes, problem) == problem and problem not in served
+        f"{bucket_of(sweep.axes, problem)}: no entry: its default ({sweep.default(problem)}) failed at "
+        f"{problem}: {reason}"
+        for problem, reason in {**untimed, **sweep.faulty}.items()
     )

@@ -72,6 +72,7 @@ class Decision:
             defaults={**inside, **self._empty.defaults},
             problems=swept.problems,
             wrong=frozenset(swept.wrong),
+            faulty=swept.faulty,
         )
 
     def portfolio(self, swept: KernelTimes) -> tuple[Config, ...]:
@@ -170,13 +171,25 @@ class Decision:
         return {*swept.portfolio, *self._empty.defaults.values()}
 
 
-def to_recheck(table: Table, swept: KernelTimes) -> list[tuple[Problem, Config]]:
+def to_recheck(
+    table: Table, swept: KernelTimes, defaults: Mapping[Problem, Config]
+) -> list[tuple[Problem, Config]]:
     """Return the configs of a table to verify once more before it is published, each with its problem.
 
-    They are each winner, at its edge, and each member of the portfolio without an entry, at the edge where it
-    loses least: the rule between measured sizes and live searches choose among all members.
+    They are each winner and each default, at their edges, and each member of the portfolio without an entry,
+    at the edge where it loses least: the rule between measured sizes and live searches choose among all
+    members.
+
+    Args:
+        table: The table.
+        swept: The measured times.
+        defaults: The default at each edge, where it may run.
     """
-    checks = {entry.bucket: [entry.config] for entry in table.entries if entry.bucket in swept.problems}
+    checks = {
+        entry.bucket: list(dict.fromkeys([entry.config, defaults.get(entry.bucket, entry.config)]))
+        for entry in table.entries
+        if entry.bucket in swept.problems
+    }
     winning = {entry.config for entry in table.entries}
     for member in table.portfolio:
         edge = swept.best_edge(member, checks)

@@ -105,9 +105,11 @@ class KernelSweep:
         Raises:
             TuneError: As `Decision.table` and `run`.
         """
+        times = self._state.times
         while True:
-            table = self._decision.table(self._state.times)
-            if self._recheck(to_recheck(table, self._state.times)):
+            times.faulty = self._faulty()
+            table = self._decision.table(times)
+            if self._recheck(to_recheck(table, times, self._defaults())):
                 return table
             self._choose_portfolio()
 
@@ -133,6 +135,7 @@ class KernelSweep:
         """Choose the portfolio and time it everywhere; repeat until no member is found wrong."""
         times = self._state.times
         while True:
+            times.faulty = self._faulty()
             times.portfolio = self._decision.portfolio(times)
             self._measure_portfolio()
             if not times.wrong.intersection(times.portfolio):
@@ -172,6 +175,20 @@ class KernelSweep:
         self._do("portfolio", plans, lambda measuring, problem: measuring.portfolio(finals=problem in edges))
         self._drop_unreached([*self._edges, *self._plans])
 
+    def _faulty(self) -> dict[Problem, str]:
+        """Return the problems at which the default failed in the latest pass, each with the reason."""
+        faulty, defaults = {}, self._defaults()
+        for problem, known in self._state.times.problems.items():
+            default, timed = defaults.get(problem), known.portfolio if self._plans else known.candidates
+            if default is not None and (default not in timed or default in known.barred):
+                faulty[problem] = self._state.reason(problem, default)
+        return faulty
+
+    def _defaults(self) -> dict[Problem, Config]:
+        """Return the default at each problem of the latest pass, where it may run."""
+        plans = self._plans.values() or self._plan.problems
+        return {plan.problem: plan.default for plan in plans if plan.default in plan.jobs}
+
     # The recheck --------------------------------------------------------------------------------------------
 
     def _recheck(self, winners: Iterable[tuple[Problem, Config]]) -> bool:
@@ -202,9 +219,8 @@ class KernelSweep:
                 continue
             for failure in filter(None, (results.recheck_failure(problem, config) for config in configs)):
                 passed = False
-                if failure.stage != "verify":
-                    barred = times.problems[problem].barred
-                    times.add(problem, barred=barred | {failure.config})
+                barred = times.problems[problem].barred
+                times.add(problem, barred=barred | {failure.config})
         return passed
 
     # Tasks --------------------------------------------------------------------------------------------------

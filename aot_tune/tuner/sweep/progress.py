@@ -487,10 +487,10 @@ def closing_table(rows: Sequence[SweptKernel]) -> list[str]:
         for row in rows
     ]
     reasons = [f"{row.kernel}: not published: {reason}" for row in rows for reason in row.refusals]
-    unopened = [f"{row.kernel}: left out: {problem}" for row in rows for problem in row.unopened]
-    unopened += [f"{row.kernel}: no time was left: {bucket}" for row in rows for bucket in row.unreached]
+    left_out = [f"{row.kernel}: left out: {problem}" for row in rows for problem in row.left_out]
+    left_out += [f"{row.kernel}: no time was left: {bucket}" for row in rows for bucket in row.unreached]
     disturbed = [f"{row.kernel}: disturbed samples: {bucket}" for row in rows for bucket in row.disturbed]
-    return [*aligned([heads, *cells]), *reasons, *unopened, *disturbed]
+    return [*aligned([heads, *cells]), *reasons, *left_out, *disturbed]
 
 
 def use_lines(gpus: Sequence[GpuUse]) -> list[str]:

@@ -210,8 +210,8 @@ class SweptKernel:
     ranked: bool = True
     """Whether candidates were compared; a prediction without a ranking keeps the defaults."""
 
-    unopened: tuple[str, ...] = ()
-    """Problems that could not be opened and have no times, each with the reason."""
+    left_out: tuple[str, ...] = ()
+    """Problems that could not be opened, or whose default failed, each with the reason."""
 
     unreached: tuple[str, ...] = ()
     """Buckets skipped when the time budget ran out, each with its present state."""
@@ -222,7 +222,7 @@ class SweptKernel:
     @property
     def complete(self) -> bool:
         """Whether the table was published with all its problems."""
-        return not self.refusals and not self.unopened
+        return not self.refusals and not self.left_out
 
 
 @dataclass(frozen=True, kw_only=True)

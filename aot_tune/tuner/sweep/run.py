@@ -326,7 +326,10 @@ def measure_kernel(
         resumed=results.resumed,
         device_name=device.name,
         refusals=published.refusals,
-        unopened=tuple(f"{problem}: {reason}" for problem, reason in swept.unopened.items()),
+        left_out=(
+            *(f"{problem}: {reason}" for problem, reason in swept.unopened.items()),
+            *unserved(decision.sweep(swept)),
+        ),
         unreached=tuple(
             f"{problem_plan.problem} "
             + ("has no entry" if table.entry(problem_plan.problem) is None else "keeps its entry")
@@ -359,7 +362,6 @@ def _remarks(
     table, times = published.table, decision.sweep(swept)
     if decision.remark is not None:
         yield decision.remark
-    yield from unserved(times)
     yield from crowded_out(times, table.portfolio, whole=whole)
     if not published.refusals:
         yield from publish.removed_entries(published.old, table)

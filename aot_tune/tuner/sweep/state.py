@@ -12,10 +12,17 @@ from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import CompileJob, CompileResult, compiles_nowhere
 from aot_tune.tuner.outcome import Failure
 from aot_tune.tuner.plan.candidates import ProblemPlan, SweepPlan
-from aot_tune.tuner.sweep.progress import CandidateFailed, CompileReporter, Measuring, Progress
+from aot_tune.tuner.sweep.progress import (
+    MESSAGE_CHARACTERS,
+    CandidateFailed,
+    CompileReporter,
+    Measuring,
+    Progress,
+)
 from aot_tune.tuner.sweep.results import Listed, Step, SweepResults
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
+from aot_tune.values.text import shortened
 
 
 @dataclass(kw_only=True)
@@ -36,6 +43,9 @@ class KernelTimes:
 
     unopened: dict[Problem, str] = field(default_factory=dict)
     """Problems that could not be opened, each with the reason; they have no times."""
+
+    faulty: dict[Problem, str] = field(default_factory=dict)
+    """Problems at which the default failed, each with the reason; their buckets have no entry."""
 
     failures: int = 0
     """Number of candidates that failed on a problem, without candidates that a rule refuses."""
@@ -95,6 +105,7 @@ class KernelState:
         """Maps configs of a bucket, by its edge, to the config with the same machine code and launch."""
         self._compiled: dict[str, CompileResult] = {}
         self._counted: set[tuple[str, Problem, Config]] = set()
+        self._reasons: dict[tuple[Problem, Config], str] = {}
         self._shown: set[tuple[Config, str]] = set()
         self._compilations = CompileReporter(feed.counts, self.name, progress)
 
@@ -194,11 +205,19 @@ class KernelState:
             if place not in self._counted:
                 self._counted.add(place)
                 self.times.failures += 1
+            first = next(iter(failure.message.splitlines()), "")
+            self._reasons[problem, failure.config] = shortened(
+                f"{failure.stage}: {first}", MESSAGE_CHARACTERS
+            )
             if failure.stage == "verify":
                 self.times.wrong |= {failure.config, *self._twins_of(problem, failure.config)}
             if (failure.config, failure.stage) not in self._shown:
                 self._shown.add((failure.config, failure.stage))
                 self._progress.show(CandidateFailed(kernel=self.name, problem=problem, failure=failure))
+
+    def reason(self, problem: Problem, config: Config) -> str:
+        """Return why a config has no time at a problem."""
+        return self._reasons.get((problem, config), "it has no time")
 
     def _twins_of(self, problem: Problem, config: Config) -> set[Config]:
         """Return the twins of a config in a problem's bucket, without defaults, which are verified anyway."""

@@ -43,25 +43,36 @@ def _swept() -> KernelTimes:
 
 
 def test_each_winner_is_verified_again_at_its_edge() -> None:
-    assert to_recheck(TABLE, _swept()) == [(SMALL, DEFAULT), (MIDDLE, FIRST), (LARGE, SECOND)]
+    assert to_recheck(TABLE, _swept(), {}) == [(SMALL, DEFAULT), (MIDDLE, FIRST), (LARGE, SECOND)]
 
 
 def test_a_member_without_an_entry_is_verified_again_where_it_loses_least() -> None:
     small, middle, large = TABLE.entries
     table = dataclasses.replace(TABLE, entries=(small, middle, dataclasses.replace(large, config=FIRST)))
     swept = _swept()
-    assert to_recheck(table, swept) == [(SMALL, DEFAULT), (MIDDLE, FIRST), (MIDDLE, SECOND), (LARGE, FIRST)]
+    assert to_recheck(table, swept, {}) == [
+        (SMALL, DEFAULT),
+        (MIDDLE, FIRST),
+        (MIDDLE, SECOND),
+        (LARGE, FIRST),
+    ]
     swept.add(MIDDLE, barred=frozenset({SECOND}))
-    assert (LARGE, SECOND) in to_recheck(table, swept), "where it is barred it need not pass"
+    assert (LARGE, SECOND) in to_recheck(table, swept, {}), "where it is barred it need not pass"
     for edge in (SMALL, MIDDLE, LARGE):
         swept.add(edge, barred=frozenset({SECOND}))
-    assert len(to_recheck(table, swept)) == 3, "and it is not verified for ever"
+    assert len(to_recheck(table, swept, {})) == 3, "and it is not verified for ever"
+
+
+def test_each_default_is_verified_again_at_its_edge() -> None:
+    defaults = dict.fromkeys((SMALL, LARGE), DEFAULT)
+    expected = [(SMALL, DEFAULT), (MIDDLE, FIRST), (LARGE, SECOND), (LARGE, DEFAULT)]
+    assert to_recheck(TABLE, _swept(), defaults) == expected
 
 
 def test_what_was_not_timed_here_is_not_verified_here() -> None:
     swept = _swept()
     swept.keep([SMALL, MIDDLE])
-    assert to_recheck(TABLE, swept) == [(SMALL, DEFAULT), (MIDDLE, FIRST)]
+    assert to_recheck(TABLE, swept, {}) == [(SMALL, DEFAULT), (MIDDLE, FIRST)]
 
 
 # Sizes inside a bucket --------------------------------------------------------------------------------------

@@ -62,6 +62,9 @@ class Session:
     late_stage: Stage = "verify"
     """The stage at which they fail then."""
 
+    default_fails: frozenset[int] = frozenset()
+    """Values of M at which the default faults."""
+
     raises: ClassVar[dict[str, Exception]] = {}
     """Errors by the name of the kernel whose first measurement meets them."""
 
@@ -201,6 +204,8 @@ class Session:
 
     def _outcome(self, problem: Problem, config: Config) -> Outcome:
         tall = int(config["tile_m"])
+        if config == DEFAULT and problem.size("M") in self.default_fails:
+            return Failure(config=config, stage="fault", message="an illegal memory access\nat 0x0")
         if tall in self.wrong or (tall, problem.size("M")) in self.wrong_at:
             return Failure(config=config, stage="verify", message="half of it is NaN")
         us = 10.0 + problem.size("M") / tall + (tall if problem.size("M") == 1 else 0)
@@ -581,6 +586,40 @@ def test_a_winner_that_fails_in_another_way_does_not_win_there_alone(
     assert winners == {1: 64, 64: 16, 256: 64}
 
 
+# Defaults that fail -----------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("size", [64, 40], ids=["at an edge", "inside a bucket"])
+def test_a_bucket_whose_default_faults_is_left_out_and_the_sweep_is_incomplete(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(Session, "default_fails", frozenset({size}))
+    report = _tune(folder)
+    assert report.published
+    assert not report.complete
+    assert [entry.bucket.size("M") for entry in store.read_table(_path(folder)).entries] == [1, 256]
+    (line,) = report.rows[0].left_out
+    assert line == (
+        f"{_bucket(64)}: no entry: its default ({DEFAULT}) failed at {_bucket(size)}: "
+        "fault: an illegal memory access"
+    )
+    assert f"scale: left out: {line}" in closing_table(report.rows)
+
+
+def test_a_default_that_is_wrong_late_ends_the_kernel_and_is_named(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "wrong_late", frozenset({(16, 256)}))
+    for _ in range(2):  # also where the journal has its failure
+        with pytest.raises(TuneError, match=r"scale dtype=bfloat16 M=256 .*the default .* a wrong result"):
+            _tune(folder)
+    assert not _path(folder).exists()
+    monkeypatch.setattr(Session, "late_stage", "memory")
+    report = _tune(folder, fresh=True)
+    assert not report.complete
+    assert [entry.bucket.size("M") for entry in store.read_table(_path(folder)).entries] == [1, 64]
+
+
 # Entries that would be worse --------------------------------------------------------------------------------
 
 
@@ -638,7 +677,7 @@ def test_a_problem_that_cannot_be_opened_is_left_out_and_the_others_go_on(
     report = _tune(folder)
     assert report.published
     assert not report.complete
-    (told,) = report.rows[0].unopened
+    (told,) = report.rows[0].left_out
     assert f"M={size} N=1024: make_args was killed by SIGKILL" in told
     assert f"left out: dtype=bfloat16 M={size}" in "\n".join(closing_table(report.rows))
     entries = store.read_table(_path(folder)).entries
