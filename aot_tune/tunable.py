@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pickle import PicklingError
 from typing import Any
 
 from aot_tune.declare.blanks import blank_mistakes, refuse_blanks
@@ -31,6 +32,26 @@ class Tunable(Declaration):
         check_declaration(self)
         if not blank_mistakes(self):
             attach(self)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """Pickle the place, a module and the name: other processes import the declaration."""
+        from aot_tune.declare.discovery import load, module_of  # 4 ms, which no serving process needs
+
+        module = module_of(self)
+        if module is None or load(module, self.name) is not self:
+            raise PicklingError(
+                f"{self.name} is found in no module by its name; pickle declarations that are globals of a "
+                "module, or members of a list or dict that is one"
+            )
+        return load, (module, self.name)
+
+    def __copy__(self) -> Tunable:
+        """Return the declaration itself, as a copy of a function does."""
+        return self
+
+    def __deepcopy__(self, memo: object) -> Tunable:
+        """Return the declaration itself."""
+        return self
 
     def launch(self, *args: Any, config: Config | None = None, batch_invariant: bool | None = None) -> None:
         """Launch the kernel with its tuned config, on the current stream of the arguments' device.

@@ -10,7 +10,7 @@ import warnings
 from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass
 from importlib import metadata
-from typing import Any
+from typing import Any, cast
 
 from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import AotTuneError, DeclarationError, EntryPointWarning, UsageError
@@ -160,6 +160,18 @@ def module_names(modules: Sequence[str] = ()) -> list[str]:
     return [_module_name(module) for module in modules] or installed_modules()
 
 
+def module_of(tunable: Declaration) -> str | None:
+    """Return a module with the declaration among its globals, for `load`; None without such a module.
+
+    The module of its functions and its package come first, then all imported modules; none is imported.
+    """
+    for name in dict.fromkeys([getattr(tunable.problem, "__module__", None), tunable.package, *sys.modules]):
+        values = list(getattr(sys.modules.get(name or ""), "__dict__", {}).values())
+        if any(member is tunable for value in values for member in _members(value)):
+            return name
+    return None
+
+
 def load(module: str, name: str) -> Declaration:
     """Return the declaration called `name` in a module, so that a child process finds its parent's.
 
@@ -228,9 +240,9 @@ def _tunables_in(module: str) -> Iterable[FoundKernel]:
 
 def _members(value: object) -> Iterable[object]:
     """Return the members of a list or tuple, or a dict's values; for other globals the value itself."""
-    if isinstance(value, list | tuple):
-        return value
-    return tuple(value.values()) if isinstance(value, dict) else (value,)
+    if issubclass(type(value), list | tuple):  # `isinstance` reads `__class__`, which acts in lazy modules
+        return cast(Iterable[object], value)
+    return tuple(cast(dict[object, object], value).values()) if issubclass(type(value), dict) else (value,)
 
 
 def _add_current_folder() -> None:

@@ -91,6 +91,17 @@ _modes, _mode = torch._C._len_torch_dispatch_stack, torch._C._get_dispatch_mode
 _TRACING = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
 
 
+def named_as(host: Callable[..., Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
+    """Decorate the public function of `host`: it has the host's name in `aot_tune.kernels`, as pickles need."""
+
+    def decorate(call: Callable[P, R]) -> Callable[P, R]:
+        functools.update_wrapper(call, host)
+        call.__module__ = "aot_tune.kernels"
+        return call
+
+    return decorate
+
+
 def returning(
     host: Callable[P, R], arguments: str, fake: Callable[..., Any], check: Callable[..., Any]
 ) -> Callable[P, R]:
@@ -109,7 +120,7 @@ def returning(
     new = define(f"{name}({arguments}) -> Tensor", host, fake, check)
     fill = define(f"{name}.out({_with_out(arguments)}) -> ()", _discarding(host), _nothing, check)
 
-    @functools.wraps(host)
+    @named_as(host)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if not traces():
             return host(*args, **kwargs)
@@ -139,7 +150,7 @@ def attending(
         check,
     )
 
-    @functools.wraps(host)
+    @named_as(host)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if not traces():
             return host(*args, **kwargs)
@@ -158,7 +169,7 @@ def changing(host: Callable[P, R], arguments: str, check: Callable[..., Any]) ->
     change = define(f"{host.__name__}({arguments}) -> ()", _discarding(host), _nothing, check)
     changed = [argument.split()[1] for argument in arguments.split(", ") if "!" in argument]
 
-    @functools.wraps(host)
+    @named_as(host)
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         if not traces():
             return host(*args, **kwargs)

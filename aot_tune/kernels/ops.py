@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import functools
 from typing import Any
 
 import torch
@@ -22,7 +21,7 @@ from aot_tune.kernels.norms.layer_norm import check_layer_norm
 from aot_tune.kernels.norms.layer_norm import layer_norm as _layer_norm
 from aot_tune.kernels.norms.rms_norm import check_rms_norm
 from aot_tune.kernels.norms.rms_norm import rms_norm as _rms_norm
-from aot_tune.kernels.operators import attending, changing, define, returning, traces
+from aot_tune.kernels.operators import attending, changing, define, named_as, returning, traces
 from aot_tune.kernels.prefill.attention import attention as _attention
 from aot_tune.kernels.prefill.attention import check_attention
 from aot_tune.kernels.prefill.attention_varlen import attention_varlen as _attention_varlen
@@ -99,7 +98,7 @@ _loss_and_gradient = define(
 )
 
 
-@functools.wraps(_cross_entropy)
+@named_as(_cross_entropy)
 def cross_entropy(*args: Any, **kwargs: Any) -> torch.Tensor:  # noqa: D103 (the host function's)
     if not traces():
         return _cross_entropy(*args, **kwargs)

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
+import dataclasses
 import subprocess
 import sys
+from collections.abc import Callable
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from aot_tune.declare import discovery
-from aot_tune.declare.discovery import find_tunables, load
+from aot_tune.declare.discovery import find_tunables, load, module_of
 from aot_tune.errors import EntryPointWarning, UsageError
 from tests.support import samples
 from tests.support.third_party import installed
@@ -223,3 +226,14 @@ def test_importing_discovery_imports_neither_torch_nor_cutile() -> None:
         "import sys, aot_tune.declare.discovery; sys.exit(bool({'torch', 'cuda.tile'} & set(sys.modules)))"
     )
     subprocess.run([sys.executable, "-c", script], check=True)
+
+
+@pytest.mark.parametrize("hold", [list, tuple, lambda members: dict(enumerate(members)), lambda one: one[0]])
+@pytest.mark.parametrize("module", ["tests.support.samples", "tests.support.wide_samples"])
+def test_a_declaration_is_found_in_the_module_whose_global_holds_it(
+    module: str, hold: Callable[[list[Any]], object], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    member = dataclasses.replace(samples.scale)
+    assert module_of(member) is None
+    monkeypatch.setattr(f"{module}.MEMBERS", hold([member]), raising=False)
+    assert module_of(member) == module

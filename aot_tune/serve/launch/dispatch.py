@@ -9,6 +9,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import islice
+from types import MethodType
 from typing import TYPE_CHECKING, Any
 
 from aot_tune import environment
@@ -137,7 +138,7 @@ class Dispatcher:
         self._by_batch_invariant: dict[bool, Dispatcher] = {}
         self.kernels: HintedKernels = HintedKernels(tunable) if of is None else of.kernels
         self._function = LaunchFunction(tunable.name, tunable.problem, self._slow)
-        self.launch = self._function.call
+        self.launch: Callable[..., None] = MethodType(self._function.call, self)
         self._pattern: CallPattern | None = None
         self._memo: dict[Any, tuple[Any, ...] | UnrankedRow] = {}
         self._plans: dict[tuple[int, Problem, Config | None], LaunchPlan] = {}
@@ -147,6 +148,10 @@ class Dispatcher:
         self._machines: dict[int, Machine] = {} if of is None else of._machines
         self._messages: Messages = Messages(tunable) if of is None else of._messages
         self._ranked = False
+
+    def __reduce__(self) -> tuple[Callable[[Declaration], Dispatcher], tuple[Declaration]]:
+        """Pickle and copy the methods `launch` and `config_for` with the declaration, which has one dispatcher."""
+        return dispatcher_of, (self._tunable,)
 
     # Loading ------------------------------------------------------------------------------------------------
 

@@ -140,8 +140,8 @@ class LaunchFunction:
 
     Args:
         name: The declaration's name, for tracebacks.
-        problem: The declaration's `problem`; the launch function takes its parameters, then a
-            config and `batch_invariant`.
+        problem: The declaration's `problem`; the launch function takes the object whose method it is, these
+            parameters, then a config and `batch_invariant`.
         slow: Called with (args, config, batch_invariant) where nothing was launched: the memo has no plan, or
             cuTile refuses the arguments or has no code for them. It launches them or raises a clear error.
     """
@@ -228,7 +228,7 @@ class LaunchFunction:
         """Compile the function. The first launch waits for this, so the source is as short as possible."""
         lines = [f" {line}\n" for line in (*hot_path, f"slow(({self._args}), config, batch_invariant)")]
         namespace: dict[str, Any] = {}
-        source = f"def launch({self._args}config, batch_invariant):\n{''.join(lines)}"
+        source = f"def launch(self, {self._args}config, batch_invariant):\n{''.join(lines)}"
         exec(compile(source, self._file, "exec"), namespace)
         code: CodeType = namespace["launch"].__code__
         return code
@@ -275,7 +275,7 @@ they must be checked before code for them is loaded (`aot_tune.nvidia.cutile.wit
 cubin nor compiler."""
 
 _RESERVED = frozenset(
-    {"config", "batch_invariant", "slow", "missed", "ct_launch", "raw_stream", "current_device",
+    {"self", "config", "batch_invariant", "slow", "missed", "ct_launch", "raw_stream", "current_device",
      "grad_enabled", "entered", "tensors", "arrays_of", "devices_of", "misaligned", "needs_grad", "args_fn",
      "grid", "kernel", "index", "stream", "chosen", "getattr", "type"}
     | {f"c{i}" for i in range(64)}

@@ -13,6 +13,7 @@ from collections.abc import Sequence
 
 from aot_tune import environment
 from aot_tune.declare.declaration import Declaration
+from aot_tune.declare.discovery import module_of
 from aot_tune.errors import TableError
 from aot_tune.serve.search.trial import Winner
 from aot_tune.tables import strict_json
@@ -41,21 +42,6 @@ def few(limit_s: float) -> int:
     return max(0, min(MOST_CANDIDATES, int((limit_s - _START_S) / _CANDIDATE_S)))
 
 
-def module_of(tunable: Declaration) -> str | None:
-    """Return the module in which another process can find the declaration; None without such a module."""
-    for name in dict.fromkeys([getattr(tunable.problem, "__module__", None), tunable.package]):
-        module = sys.modules.get(name or "__main__")
-        if name != "__main__" and any(_holds(value, tunable) for value in vars(module or object).values()):
-            return str(name)
-    return None
-
-
-def _holds(value: object, tunable: Declaration) -> bool:
-    """Whether a global is the declaration, or a list or dict of which it is a member."""
-    members = value.values() if isinstance(value, dict) else value if isinstance(value, list | tuple) else ()
-    return value is tunable or any(member is tunable for member in members)
-
-
 def fastest(
     tunable: Declaration,
     problem: Problem,
@@ -66,7 +52,7 @@ def fastest(
 ) -> Winner | None:
     """Check and time configs on generated arguments; None where the child fails or exceeds the limit."""
     module = module_of(tunable)
-    if module is None:
+    if module in (None, "__main__"):  # another process cannot import it
         return None
     request = {
         "module": module,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from types import MethodType
 from typing import Any
 
 import pytest
@@ -30,7 +31,7 @@ class Called:
         }  # fmt: skip
         self.fails = fails
         function.rewrite(pattern, names)[pattern.key(index, args, (FakeTensor,))] = ("grid", "kernel", 7)
-        self.launch = function.call
+        self.launch = MethodType(function.call, self)
 
     def _launch(self, *passed: Any) -> None:
         if self.fails is not None:
