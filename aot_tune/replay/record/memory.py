@@ -5,13 +5,16 @@ A tensor without contents (on the device "meta") is left alone.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
-from aot_tune.declare.comparison import bits, chunks
+from aot_tune.declare.comparison import bits, chunks, poison
+from aot_tune.declare.kernel_source.accesses import accesses
+from aot_tune.nvidia import cutile
 
 TOLERANCES = {
     torch.float64: 1e-9,
@@ -44,24 +47,105 @@ def _tensors(args: Sequence[Any], above: Places) -> Iterator[tuple[Places, torch
 
 
 @dataclass(frozen=True, kw_only=True)
+class Stores:
+    """Parameters that a kernel may store to, by position; all where its source cannot be read."""
+
+    written: frozenset[int]
+    """Parameters that are stored to, that an atomic operation changes, or that unreadable code gets."""
+
+    fresh: frozenset[int]
+    """Of these, parameters that are never read before they are stored to: their former contents are unused."""
+
+
+def stores_of(kernel: Any) -> Stores:
+    """Return what a ``@ct.kernel`` may store to, by its source."""
+    names, found = [name for name, _ in cutile.parameters(kernel)], accesses(kernel)
+    written = found.stored | found.added | found.escaped
+    fresh = found.stored - found.loaded_first - found.added - found.escaped
+    return Stores(
+        written=frozenset(at for at, name in enumerate(names) if name in written),
+        fresh=frozenset(at for at, name in enumerate(names) if name in fresh),
+    )
+
+
 class Memory:
-    """Contents of the tensors that a kernel changes, before and after the first config."""
+    """Contents of a launch's tensors: before the search, and as the first config leaves them.
 
-    before: Mapping[Places, torch.Tensor]
-    """Contents before the launch."""
+    What the kernel stores to is compared, whether or not the first config changes it. Before each launch, a
+    tensor whose former contents are unused is poisoned, so that a config cannot pass with what another wrote.
 
-    after: Mapping[Places, torch.Tensor]
-    """Contents after the launch. Every other config has to compute them too."""
+    Args:
+        args: The arguments, with the contents from before the search.
+        stores: What the kernel may store to.
+    """
+
+    def __init__(self, args: Sequence[Any], stores: Stores) -> None:
+        self._stores = stores
+        self._before = {place: _copy(tensor) for place, tensor in tensors_of(args).items()}
+        self._after: dict[Places, torch.Tensor] | None = None
+
+    @property
+    def is_observed(self) -> bool:
+        """Whether the results of the first config are known."""
+        return self._after is not None
+
+    @property
+    def compared(self) -> tuple[Places, ...]:
+        """Return the places of the tensors that are compared."""
+        return tuple(self._after or ())
 
     def restore(self, args: Sequence[Any]) -> None:
-        """Copy the contents before the launch back into the changed tensors.
+        """Copy the contents from before the search back.
 
         A tensor whose shape varies with the config is left as `args_fn` made it.
         """
         for place, tensor in tensors_of(args).items():
-            held = self.before.get(place)
-            if held is not None and held.shape == tensor.shape and held.dtype == tensor.dtype:
+            held = self._before.get(place)
+            if held is None or held.shape != tensor.shape or held.dtype != tensor.dtype:
+                continue
+            # Not every argument can be written to, such as an expanded view.
+            if self.is_observed or not _same(held, tensor.to(held.device)):
                 tensor.copy_(held)
+
+    def prepare(self, args: Sequence[Any]) -> None:
+        """Restore the contents for a launch, and poison what no launch may read."""
+        self.restore(args)
+        for tensor in self._fresh(args).values():
+            poison(tensor.detach(), 0)
+
+    def _fresh(self, args: Sequence[Any]) -> dict[Places, torch.Tensor]:
+        """Return the tensors to poison: none that shares memory with another, or within itself."""
+        tensors = tensors_of(args)
+        shared = Counter(tensor.untyped_storage().data_ptr() for tensor in tensors.values())
+        return {
+            place: tensor
+            for place, tensor in tensors.items()
+            if place[0] in self._stores.fresh
+            and (self._after is None or place in self._after)
+            and shared[tensor.untyped_storage().data_ptr()] == 1
+            and 0 not in tensor.stride()
+        }
+
+    def observe(self, args: Sequence[Any]) -> None:
+        """Keep the results of the first config: other configs have to compute them too.
+
+        A poisoned tensor of floats that still holds the poison is none, such as scratch memory of others.
+        """
+        tensors, poisoned = tensors_of(args), self._fresh(args)
+        self._after = {}
+        for place, held in self._before.items():
+            tensor = tensors.get(place)
+            if tensor is None:
+                continue
+            if place in poisoned:
+                is_result = not tensor.is_floating_point() or not _is_poison(tensor)
+            else:
+                is_result = place[0] in self._stores.written or not _same(held, tensor.to(held.device))
+            if is_result:
+                self._after[place] = _copy(tensor)
+            elif place in poisoned:
+                tensor.copy_(held)
+        self._before = {place: self._before[place] for place in self._after}
 
     def difference(self, args: Sequence[Any], names: Sequence[str]) -> str | None:
         """Return how a config's results differ from the first config's, in words; None where they do not.
@@ -71,7 +155,7 @@ class Memory:
             names: The kernel's parameters.
         """
         tensors = tensors_of(args)
-        for place, expected in self.after.items():
+        for place, expected in (self._after or {}).items():
             tensor = tensors.get(place)
             if tensor is None or tensor.shape != expected.shape or tensor.dtype != expected.dtype:
                 continue
@@ -84,11 +168,6 @@ class Memory:
         return None
 
 
-def saved(args: Sequence[Any]) -> dict[Places, torch.Tensor]:
-    """Copy all tensors; to the host where the GPU's memory is too small."""
-    return {place: _copy(tensor) for place, tensor in tensors_of(args).items()}
-
-
 def _copy(tensor: torch.Tensor) -> torch.Tensor:
     try:
         return tensor.detach().clone()
@@ -96,18 +175,10 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
         return tensor.detach().to("cpu", copy=True)
 
 
-def observed(before: Mapping[Places, torch.Tensor], args: Sequence[Any]) -> Memory:
-    """Find which tensors a launch changed.
-
-    Args:
-        before: Copies of all tensors from before the launch.
-        args: The launch's arguments, after it.
-    """
-    tensors = tensors_of(args)
-    changed = {
-        place: held for place, held in before.items() if not _same(held, tensors[place].to(held.device))
-    }
-    return Memory(before=changed, after={place: _copy(tensors[place]) for place in changed})
+def _is_poison(tensor: torch.Tensor) -> bool:
+    element = torch.empty(1, dtype=tensor.dtype, device=tensor.device)
+    poison(element, 0)
+    return bool((bits(tensor) == bits(element)).all())
 
 
 def _same(tensor: torch.Tensor, expected: torch.Tensor) -> bool:
@@ -120,7 +191,7 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 def distance(tensor: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest difference / the largest expected value; infinite where only one side is NaN."""
+    """Return the largest difference / the largest expected value; infinite where NaNs or infinities differ."""
     if _same(tensor, expected.to(tensor.device)):
         return 0.0
     if not expected.dtype.is_floating_point:
@@ -129,8 +200,8 @@ def distance(tensor: torch.Tensor, expected: torch.Tensor) -> float:
     largest = most = 0.0
     for part, expected_part in zip(chunks(tensor), chunks(expected.to(tensor.device)), strict=True):
         got, want = part.to(wide), expected_part.to(wide)
-        finite = want.isfinite()
-        if bool((got.isfinite() != finite).any()) or bool((got.isnan() != want.isnan()).any()):
+        finite, same = want.isfinite(), (got == want) | (got.isnan() & want.isnan())
+        if bool((~(finite & got.isfinite()) & ~same).any()):  # NaN or an infinity of either sign on one side
             return float("inf")
         largest = max(largest, float(torch.where(finite, want.abs(), 0.0).max()))
         most = max(most, float(torch.where(finite, (got - want).abs(), 0.0).max()))

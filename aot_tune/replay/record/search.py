@@ -1,8 +1,9 @@
 """Make a library's search once, with the tuner's measurements, in the process where its tensors are.
 
 1. Each config is tried ahead where possible (`aot_tune.replay.record.ahead`). A config that would end this
-   process is skipped. Then each is launched once on the tensors' contents from before the search. A config
-   whose outputs differ from the first config's cannot win, since the library gives no reference.
+   process is skipped. Then each is launched once on the tensors' contents from before the search, with poison
+   in those that the kernel only stores to. A config whose outputs differ from the first config's cannot win,
+   since the library gives no reference.
 2. Each right config is timed. The configs near the fastest are timed again, interleaved in rounds, until
    their order is outside the noise.
 3. Of configs that tie the first of the search space wins.
@@ -24,7 +25,7 @@ from aot_tune.replay.answer.searches import SearchCall
 from aot_tune.replay.problem import Problem, parameters_of, read_argument, read_problem
 from aot_tune.replay.record.ahead import Tried
 from aot_tune.replay.record.journal import SearchJournal
-from aot_tune.replay.record.memory import Memory, observed, saved
+from aot_tune.replay.record.memory import Memory, stores_of
 from aot_tune.serve.runtime import runtime
 from aot_tune.tuner.choose.times import finalists, is_tie
 from aot_tune.tuner.measure.rounds import MOST_ROUNDS, combined, in_turn, settled, usable
@@ -189,7 +190,8 @@ class LibrarySearch:
     def _measure(self, at: int) -> None:
         known = self._journal.outcome(at)
         # The first right config runs in this process too: the others are compared with its results.
-        if known is not None and (self._memory is not None or not isinstance(known, Measurement)):
+        observed = self._memory is not None and self._memory.is_observed
+        if known is not None and (observed or not isinstance(known, Measurement)):
             self._keep(at, known)
             return
         if self._journal.killed(at):
@@ -222,12 +224,14 @@ class LibrarySearch:
     def _launch(self, at: int) -> None:
         """Launch a config once, and check its results."""
         kernel, grid = self.kernel(at), self._call.grid_fn(self._call.space[at])
-        args = self.args(at)
-        before = saved(args) if self._memory is None else {}
+        args = tuple(self._call.args_fn(self._call.space[at]))
+        if self._memory is None:
+            self._memory, self._original = Memory(args, stores_of(kernel)), args
+        self._memory.prepare(args)
         cutile.launch(self._call.stream, grid, kernel, args)
         runtime().synchronize(self._device_index)
-        if self._memory is None:
-            self._memory, self._original = observed(before, args), args
+        if not self._memory.is_observed:
+            self._memory.observe(args)
         elif difference := self._memory.difference(args, self._names):
             raise WrongResultError(difference)
 

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import math
 
+import cuda.tile as ct
 import pytest
 import torch
 
-from aot_tune.replay.record.memory import distance, observed, saved, tensors_of, tolerance
+from aot_tune.replay.record.memory import Memory, Stores, distance, stores_of, tensors_of, tolerance
+from tests.support.example_kernels import add_rows_kernel, count_kernel
+from tests.support.tuned_once import scale_kernel
 
 NAMES = ("x", "parts", "out", "n")
 
@@ -21,13 +24,16 @@ def test_tensors_are_found_in_lists_and_those_without_contents_are_left_out() ->
     assert list(tensors_of(given)) == [(0,), (1, 0), (1, 1), (2,)]
 
 
+UNKNOWN = Stores(written=frozenset(), fresh=frozenset())
+
+
 def test_what_a_launch_changed_is_found_restored_and_compared() -> None:
     given = args()
-    before = saved(given)
+    memory = Memory(given, UNKNOWN)
     given[2].copy_(given[0] * 2)
     given[1][1].add_(5)
-    memory = observed(before, given)
-    assert list(memory.before) == [(1, 1), (2,)]
+    memory.observe(given)
+    assert memory.compared == ((1, 1), (2,))
     memory.restore(given)
     assert given[2].tolist() == [0, 0, 0, 0]
     assert given[1][1].tolist() == [0, 0, 0]
@@ -40,16 +46,52 @@ def test_what_a_launch_changed_is_found_restored_and_compared() -> None:
     assert memory.difference(given, NAMES) is None
 
 
+def test_the_source_says_what_is_stored_to_and_what_is_never_read_before() -> None:
+    assert stores_of(scale_kernel) == Stores(written=frozenset({1}), fresh=frozenset({1}))
+    assert stores_of(add_rows_kernel) == Stores(written=frozenset({0}), fresh=frozenset())
+    assert stores_of(count_kernel) == Stores(written=frozenset({1}), fresh=frozenset())
+    unreadable = stores_of(ct.kernel(eval("lambda x, out: None")))
+    assert unreadable == Stores(written=frozenset({0, 1}), fresh=frozenset())
+
+
+def test_what_is_stored_to_is_poisoned_before_a_launch_and_compared_although_unchanged() -> None:
+    given = (torch.ones(4), torch.ones(4), torch.full((4,), True), torch.full((4,), 9.0))
+    memory = Memory(given, Stores(written=frozenset({1, 2, 3}), fresh=frozenset({1, 2, 3})))
+    memory.prepare(given)
+    assert given[1].isnan().all()
+    given[1].fill_(1)
+    given[2].fill_(True)  # the poison of a bool is a result too
+    memory.observe(given)
+    assert memory.compared == ((1,), (2,))
+    assert given[3].tolist() == [9] * 4  # the launch stored nothing to it
+    memory.prepare(given)
+    assert "differs" in str(memory.difference(given, NAMES))
+    memory.restore(given)
+    assert [tensor[0].item() for tensor in given] == [1, 1, True, 9]
+
+
+def test_what_shares_memory_is_not_poisoned() -> None:
+    whole = torch.ones(8)
+    given = (whole[:4], whole[4:], torch.ones(1).expand(4))
+    memory = Memory(given, Stores(written=frozenset({1, 2}), fresh=frozenset({1, 2})))
+    memory.prepare(given)  # an expanded view cannot be written to
+    assert whole.tolist() == [1] * 8
+    memory.observe(given)
+    assert memory.compared == ((1,), (2,))
+
+
 def test_the_same_bits_are_no_change_even_where_they_are_nan() -> None:
     given = (torch.tensor([math.nan, 1.0]),)
-    assert observed(saved(given), given).before == {}
+    memory = Memory(given, UNKNOWN)
+    memory.observe(given)
+    assert memory.compared == ()
 
 
 def test_a_tensor_whose_shape_varies_is_neither_restored_nor_compared() -> None:
     given = (torch.zeros(4),)
-    before = saved(given)
+    memory = Memory(given, UNKNOWN)
     given[0].fill_(1)
-    memory = observed(before, given)
+    memory.observe(given)
     other = (torch.full((8,), 3.0),)
     memory.restore(other)
     assert other[0].tolist() == [3.0] * 8
@@ -63,6 +105,8 @@ def test_a_tensor_whose_shape_varies_is_neither_restored_nor_compared() -> None:
         (torch.tensor([math.nan]), torch.tensor([1.0]), math.inf),
         (torch.tensor([1.0]), torch.tensor([math.nan]), math.inf),
         (torch.tensor([math.inf, 2.0]), torch.tensor([math.inf, 2.0]), 0.0),
+        (torch.tensor([math.inf, 1.0]), torch.tensor([-math.inf, 1.0]), math.inf),
+        (torch.tensor([math.nan, 2.0]), torch.tensor([math.inf, 2.0]), math.inf),
         (torch.tensor([math.nan, 2.0]), torch.tensor([math.nan, 1.0]), 1.0),
         (torch.tensor([1]), torch.tensor([2]), math.inf),
         (torch.tensor([0.0]), torch.tensor([0.0]), 0.0),

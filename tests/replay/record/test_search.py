@@ -7,6 +7,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cuda.tile as ct
 import pytest
 import torch
 
@@ -26,12 +27,21 @@ from tests.support.tuned_once import SPACE, scale_kernel
 DEVICE = Device.reference(SM90)
 
 
+@ct.kernel
+def add_scaled_kernel(x, out, n, factor, TILE: ct.Constant[int]):
+    place = ct.bid(0)
+    if place * TILE < n:
+        total = ct.load(out, (place,), (TILE,)) + ct.load(x, (place,), (TILE,)) * factor
+        ct.store(out, (place,), total)
+
+
 class Machine:
-    """Runs configs on CPU tensors: `wrong`, `raises` and `kills` name tiles; times are by tile."""
+    """Runs configs on CPU tensors: `wrong`, `idle` and `raises` name tiles; times are by tile."""
 
     def __init__(self) -> None:
         self.times = {16: 50.0, 32: 20.0, 64: 30.0}
         self.wrong: set[int] = set()
+        self.idle: set[int] = set()
         self.raises: set[int] = set()
         self.launched: list[int] = []
         self.timed: list[int] = []
@@ -40,8 +50,14 @@ class Machine:
         x, out, _n, factor, tile = args
         self.launched.append(tile)
         if tile in self.raises:
+            out[0] = 5.0
             raise RuntimeError(f"no room for {tile}")
-        out.add_(x * factor)  # in place: right only on what the tensor held before
+        if tile in self.idle:
+            return
+        if cutile.python_function(kernel).__name__ == "scale_kernel":
+            out.copy_(x * factor)
+        else:
+            out.add_(x * factor)  # in place: right only on what the tensor held before
         if tile in self.wrong:
             out[-1] = 7.0
 
@@ -66,7 +82,7 @@ def call(x: torch.Tensor, out: torch.Tensor, space: Any = SPACE, **changes: Any)
         "space": space,
         "stream": 0,
         "grid_fn": lambda config: (-(-len(x) // config.TILE), 1, 1),
-        "kernel": scale_kernel,
+        "kernel": add_scaled_kernel,
         "args_fn": lambda config: (x, out, len(x), 2.0, config.TILE),
         "hints_fn": lambda config: {} if config.occupancy is None else {"occupancy": config.occupancy},
         "options": {},
@@ -120,6 +136,35 @@ def test_a_config_that_computes_something_else_cannot_win(machine: Machine, tmp_
     assert SPACE[found.winner].TILE == 64
     result = as_result(call(*tensors()), found)
     assert [one[0].TILE for one in result.failures] == [32, 32, 32]
+
+
+@pytest.mark.parametrize("held", ["the result", "anything"])
+@pytest.mark.parametrize("kernel", [scale_kernel, add_scaled_kernel])
+def test_outputs_are_compared_whatever_they_held_before_the_search(
+    kernel: Any, held: str, machine: Machine, tmp_path: Path
+) -> None:
+    x, out = tensors()
+    if kernel is add_scaled_kernel:
+        x.zero_()  # adds nothing: the first launch changes nothing
+    elif held == "the result":
+        out.copy_(x * 2)
+    before = out.clone()
+    machine.wrong.add(32)
+    machine.idle.add(64)
+    found = run(call(x, out, kernel=kernel), tmp_path)
+    assert {SPACE[at].TILE for at in found.wrong} == ({32, 64} if kernel is scale_kernel else {32})
+    assert SPACE[found.winner].TILE != 32
+    assert torch.equal(out, before)
+
+
+def test_a_first_config_that_fails_leaves_the_next_what_was_there_before(
+    machine: Machine, tmp_path: Path
+) -> None:
+    machine.raises.add(16)
+    x, out = tensors()
+    found = run(call(x, out), tmp_path)
+    assert (sorted(found.failures), found.wrong) == ([0, 1, 2], {})
+    assert out.tolist() == [3.0] * 64
 
 
 def test_configs_that_fail_are_listed_as_cutile_lists_them(machine: Machine, tmp_path: Path) -> None:
