@@ -92,7 +92,7 @@ _TRACING = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.
 
 
 def named_as(host: Callable[..., Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate the public function of `host`: it has the host's name in `aot_tune.kernels`, as pickles need."""
+    """Decorate the public function of `host`: pickles find it in `aot_tune.kernels`."""
 
     def decorate(call: Callable[P, R]) -> Callable[P, R]:
         functools.update_wrapper(call, host)

@@ -54,7 +54,7 @@ class Stores:
     """Parameters that are stored to, that an atomic operation changes, or that unreadable code gets."""
 
     fresh: frozenset[int]
-    """Of these, parameters that are never read before they are stored to: their former contents are unused."""
+    """Of these, parameters that are stored to before anything is read: their former contents are unused."""
 
 
 def stores_of(kernel: Any) -> Stores:
@@ -191,7 +191,7 @@ def tolerance(dtype: torch.dtype) -> float:
 
 
 def distance(tensor: torch.Tensor, expected: torch.Tensor) -> float:
-    """Return the largest difference / the largest expected value; infinite where NaNs or infinities differ."""
+    """Return the largest difference / the largest expected value; infinite where NaNs or infinities do."""
     if _same(tensor, expected.to(tensor.device)):
         return 0.0
     if not expected.dtype.is_floating_point:

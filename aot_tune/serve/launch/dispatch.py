@@ -150,7 +150,7 @@ class Dispatcher:
         self._ranked = False
 
     def __reduce__(self) -> tuple[Callable[[Declaration], Dispatcher], tuple[Declaration]]:
-        """Pickle and copy the methods `launch` and `config_for` with the declaration, which has one dispatcher."""
+        """Pickle and copy `launch` and `config_for` with the declaration, which has one dispatcher."""
         return dispatcher_of, (self._tunable,)
 
     # Loading ------------------------------------------------------------------------------------------------
