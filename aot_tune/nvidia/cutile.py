@@ -9,6 +9,7 @@ compiler assumes of the arguments, so that a cubin can be compiled in one proces
 
 from __future__ import annotations
 
+import ctypes
 import dataclasses
 import inspect
 import io
@@ -26,8 +27,9 @@ from pathlib import Path
 from types import FrameType
 from typing import Any, NamedTuple, TypeVar
 
-from aot_tune.errors import CompilerMissingError, CutileError
+from aot_tune.errors import CompilerMissingError, CutileError, LaunchError
 from aot_tune.nvidia import signature
+from aot_tune.nvidia.nvml import driver_version
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import HINTS
 
@@ -328,6 +330,7 @@ def _code(
 
     Raises:
         CompilerMissingError: There is neither a cubin nor a compiler.
+        LaunchError: The driver refuses what the compiler made.
     """
     symbol = _mangled(signature, symbol_of(kernel))
     cubin = cubins(symbol, arch)
@@ -340,6 +343,19 @@ def _code(
             "ship it (aot-tune compile), or install the compiler: pip install 'aot-tune[tune]'"
         )
     capability = arch.major, arch.minor
+    compiled = _compiled(own, kernel, signature, context, capability)
+    reason = refusal(compiled[0])
+    if reason is not None:
+        raise LaunchError(
+            f"{symbol} was compiled for {arch} by tileiras {compiler_version()}, but {reason}; install a "
+            "newer driver, or an older compiler"
+        )
+    return compiled
+
+
+def _compiled(
+    own: Callable[..., Any], kernel: Any, signature: Any, context: Any, capability: tuple[int, int]
+) -> Any:
     try:
         return own(kernel, signature, context, capability)
     except Exception as error:
@@ -351,6 +367,51 @@ def _code(
         # The disk cache's folder cannot be made, or its database is broken; compiling needs neither.
         config = dataclasses.replace(context.config, cache_dir=None)
         return own(kernel, signature, TileContext(config=config), capability)
+
+
+_REFUSALS = {200: "invalid image", 209: "no binary for this GPU", 218: "invalid PTX", 222: "unsupported PTX"}
+"""Errors of the driver for code that it does not know (CUresult), such as that of a newer toolkit."""
+
+
+def refusal(code: bytes) -> str | None:
+    """Return why the driver refuses to load code, with the driver's version; None where it does not.
+
+    Code that fails for another reason, such as memory, is left to its launch.
+    """
+    try:
+        load, unload, version = _loading_functions()
+    except Exception:  # there is no driver, or an old one
+        return None
+    library, number = ctypes.c_void_p(), ctypes.c_int()
+    error = load(ctypes.byref(library), code, None, None, 0, None, None, 0)
+    if not error:
+        unload(library)
+    if error not in _REFUSALS:
+        return None
+    version(ctypes.byref(number))
+    driver = f"{driver_version() or ''} (CUDA {number.value // 1000}.{number.value % 1000 // 10})".strip()
+    return f"the driver {driver} refuses it: {_REFUSALS[error]}, error {error}"
+
+
+@cache
+def _loading_functions() -> Sequence[Callable[..., int]]:
+    """Return the driver's functions to load code, to unload it and to ask for the driver's version."""
+    from cuda.tile._load_libcuda import cuGetProcAddress_v2_ptrptr
+
+    pointer, integer, unsigned = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint
+    types: dict[str, tuple[Any, ...]] = {
+        "cuLibraryLoadData": (pointer, ctypes.c_char_p, *[pointer] * 2, unsigned, *[pointer] * 2, unsigned),
+        "cuLibraryUnload": (pointer,),
+        "cuDriverGetVersion": (pointer,),
+    }
+    finding = ctypes.CFUNCTYPE(integer, ctypes.c_char_p, pointer, integer, ctypes.c_uint64, pointer)
+    find, functions = finding.from_address(cuGetProcAddress_v2_ptrptr), []
+    for name, arguments in types.items():
+        function = ctypes.CFUNCTYPE(integer, *arguments)()
+        if find(name.encode(), ctypes.byref(function), 12000, 0, None) or not function:
+            raise OSError(f"the driver has no {name}")
+        functions.append(function)
+    return functions
 
 
 def _mangled(signature: Any, name: str) -> str:

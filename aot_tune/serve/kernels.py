@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
+from weakref import WeakKeyDictionary
 
 from aot_tune import environment
 from aot_tune.cubins.archive import FILE_NAME, Archive, Hints, Section
@@ -136,6 +137,7 @@ class Cubins:
         self._code = code
         self._folders = folders
         self._sections: dict[Arch, tuple[Section, ...]] = {}
+        self._refused: dict[Arch, str] = {}
         self._warned: set[object] = set()
         self._missing: set[str] = set()
 
@@ -152,10 +154,16 @@ class Cubins:
             hints: The hints in their canonical order.
             signature: The signature as cuTile writes it.
             arch: The arch of the GPU.
+
+        Raises:
+            LaunchError: The driver refuses the cubins, and there is no compiler.
         """
-        sections = self.sections(arch)
-        cubin = self._stored(sections, hints, signature, arch)
-        if cubin is not None or not sections:
+        cubin = self._stored(self.sections(arch), hints, signature, arch)
+        if cubin is None and arch in self._refused and not cutile.may_have_compiler():
+            raise LaunchError(
+                f"{self._refused[arch]}; no compiler is here: install a newer driver, or the compiler"
+            )
+        if cubin is not None or not self.sections(arch):
             return cubin
         missing = f"no cubin of {self._code.name} for {signature} on {arch}"
         if cutile.may_have_compiler():
@@ -244,9 +252,26 @@ class Cubins:
                     section,
                 )
                 continue
-            if code is not None:
+            if code is None:
+                continue
+            reason = _refusal(section, code)
+            if reason is None:
                 return cutile.Cubin(code, section.symbol)
+            self._leave_out(section, arch, reason)
         return None
+
+    def _leave_out(self, section: Section, arch: Arch, reason: str) -> None:
+        """Serve a section no more, because the driver refuses its code. Warn once for an archive."""
+        path = section.archive.path
+        self._sections[arch] = tuple(other for other in self.sections(arch) if other is not section)
+        self._refused[arch] = f"no cubin of {self._code.name} in {path} can be loaded on {arch}: {reason}"
+        if path not in _refused:
+            _refused.add(path)
+            warn(
+                f"{self._refused[arch]}; where there is a compiler, kernels are compiled at their first "
+                "launch: install a newer driver, or build the archive with an older compiler",
+                CubinWarning,
+            )
 
     def _reopened(self, section: Section, arch: Arch) -> Section:
         """Return the kernel's section of the replaced archive; the old section where it may not be served.
@@ -290,6 +315,23 @@ class Cubins:
         if about not in self._warned and len(self._warned) < _MOST_WARNINGS:
             self._warned.add(about)
             warn(message, CubinWarning)
+
+
+_refused: set[Path] = set()
+"""Archives that a warning has reported as refused by the driver."""
+
+_refusals: WeakKeyDictionary[Archive, dict[str, str | None]] = WeakKeyDictionary()
+"""Why the driver refuses code of an archive, by the version of the compiler; None where it loads it."""
+
+
+def _refusal(section: Section, code: bytes) -> str | None:
+    """Return why the driver refuses a section's code. Only the first code of each compiler is tried."""
+    by_compiler = _refusals.setdefault(section.archive, {})
+    compiler = section.origin.tileiras
+    if compiler not in by_compiler:
+        reason = cutile.refusal(code)
+        by_compiler[compiler] = reason and f"{reason}; tileiras {compiler} compiled it"
+    return by_compiler[compiler]
 
 
 @cache

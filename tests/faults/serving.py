@@ -1,4 +1,4 @@
-"""The faults B1 to B17 of `aot_tune/serve/INSIDE.md`, each done to a serving process of its own.
+"""The faults B1 to B18 of `aot_tune/serve/INSIDE.md`, each done to a serving process of its own.
 
 ``python -m tests.faults.serving B3 FOLDER SEED [full]`` does one row's faults and prints its tally as JSON.
 A launch or look-up that raises what it should not is *lost*; one with another config than the rule's is
@@ -10,6 +10,7 @@ from __future__ import annotations
 import contextlib
 import dataclasses
 import errno
+import itertools
 import json
 import multiprocessing
 import os
@@ -29,7 +30,13 @@ from typing import Any
 import torch
 
 from aot_tune import environment
-from aot_tune.errors import AotTuneError, CacheWarning, LaunchError, UsageError
+from aot_tune.errors import (
+    AotTuneError,
+    CacheWarning,
+    CubinWarning,
+    LaunchError,
+    UsageError,
+)
 from aot_tune.nvidia.nvml import Gpu
 from aot_tune.serve import loader, runtime
 from aot_tune.serve.kernels import HintedKernels
@@ -1023,6 +1030,37 @@ def compiler_caches(row: Row) -> None:
         row.tally.add("lost", before + 2 - len(launches), f"B17 {name}: launches are missing")
 
 
+def refused_cubins(row: Row) -> None:
+    """B18: the driver refuses an archive's cubins: one warning; they are compiled, or an error says so."""
+    from aot_tune.nvidia import cutile
+    from tests.support.sample_archive import packed, put
+
+    launches, has_compiler = _launch_for_real(), cutile.may_have_compiler
+    for code, compiler in itertools.product((200, 209, 218, 222), (True, False)):
+        name = f"B18 error {code}, compiler {compiler}"
+        untuned = _tuned(row.place(name))
+        path = put(row.place(name), packed())
+        tuned = dataclasses.replace(untuned)
+        row.injected()
+        stand_in.DRIVER.refuses = lambda head, code=code: 0 if head == b"\x7fELF" else code
+        cutile.may_have_compiler = lambda compiler=compiler: compiler
+        before, failures = len(launches), []
+        with row.no_loss(name, limit_s=60), warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            for _ in range(2):
+                try:
+                    tuned.launch(*_tensors(64))
+                except LaunchError as error:
+                    failures.append(str(error))
+        told = [str(w.message) for w in caught if issubclass(w.category, CubinWarning)]
+        named = ("scale", str(path), "sm90", "the driver", f"error {code}")
+        row.expect(len(told) == 1, f"{name}: {len(told)} warnings")
+        row.expect(all(word in text for word in named for text in (*told, *failures)), f"{name}: {failures}")
+        row.expect(len(failures) == (0 if compiler else 2), f"{name}: {failures}")
+        row.tally.add("lost", 2 * compiler - (len(launches) - before), f"{name}: launches are missing")
+    cutile.may_have_compiler = has_compiler
+
+
 SCENARIOS: dict[str, Callable[[Row], None]] = {
     "B1": odd_tables,
     "B2": odd_texts,
@@ -1041,6 +1079,7 @@ SCENARIOS: dict[str, Callable[[Row], None]] = {
     "B15": foreign_caches,
     "B16": other_releases,
     "B17": compiler_caches,
+    "B18": refused_cubins,
 }
 """By row of the README's table."""
 

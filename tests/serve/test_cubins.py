@@ -8,6 +8,7 @@ import os
 import random
 import warnings
 from collections.abc import Callable
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -23,7 +24,7 @@ from aot_tune.cubins.archive import FILE_NAME, CubinKey, Hints
 from aot_tune.cubins.origin import declared_code
 from aot_tune.cubins.origin_walk import origin_of
 from aot_tune.cubins.pack import KernelCubins, pack
-from aot_tune.errors import CompilerMissingError, CubinWarning
+from aot_tune.errors import CompilerMissingError, CubinWarning, LaunchError
 from aot_tune.nvidia import cutile
 from aot_tune.serve import kernels as serving
 from aot_tune.serve.kernels import declared_cubins
@@ -47,6 +48,7 @@ WEAKEST = cutile.weakest_signature(scale.kernel, RAGGED)
 @pytest.fixture(autouse=True)
 def _opened_anew(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(serving, "_archives", {})
+    monkeypatch.setattr(serving, "_refused", set())
     serving._warn_untested.cache_clear()
 
 
@@ -388,6 +390,76 @@ def test_a_launch_takes_the_archives_cubin_and_its_symbol(
         array = fake_driver.FakeTensor((rows, 64), torch.bfloat16)
         ct.launch(0, (1,), kernel, (array, array, 16, 64))
     assert [launch.symbol for launch in driver.launches] == ["_scale_kernel", "_scale_kernel"]
+
+
+INVALID_IMAGE = 200  # CUDA_ERROR_INVALID_IMAGE
+
+
+def _warnings_of(launch: Callable[[], None], error: type[Exception] | None = None) -> tuple[list[str], str]:
+    """The CubinWarnings of two launches, and the error that each raises."""
+    message = ""
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            with nullcontext() if error is None else pytest.raises(error) as raised:
+                launch()
+            message = "" if error is None else str(raised.value)
+    return [str(w.message) for w in caught if issubclass(w.category, CubinWarning)], message
+
+
+@pytest.mark.process
+@pytest.mark.filterwarnings("ignore::aot_tune.errors.MissWarning")
+def test_b18_a_cubin_that_the_driver_refuses_is_one_warning_and_the_kernel_is_compiled(
+    driver: fake_driver.Driver, tunable: Tunable
+) -> None:
+    path = put(folder_of(tunable))
+    driver.refuses = lambda head: 0 if head == b"\x7fELF" else INVALID_IMAGE
+    array = fake_driver.FakeTensor((64, 64), torch.bfloat16)
+    told, _ = _warnings_of(lambda: tunable.launch(array, array))
+    assert len(driver.launches) == 2
+    assert len(told) == 1
+    assert told[0].startswith(
+        f"no cubin of scale in {path} can be loaded on sm90: the driver (CUDA 13.4) refuses it: invalid "
+        "image, error 200; tileiras 13.4.92 compiled it; "
+    )
+    cubins = declared_cubins(dataclasses.replace(tunable))
+    assert (cubins.find(HINTS, ALIGNED, SM90), cubins.has(HINTS, ALIGNED, SM90)) == (None, False)
+
+
+@pytest.mark.filterwarnings("ignore::aot_tune.errors.MissWarning")
+def test_b18_without_a_compiler_a_refused_cubin_is_an_error_that_says_so(
+    driver: fake_driver.Driver, tunable: Tunable, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(folder_of(tunable))
+    driver.refuses = lambda head: INVALID_IMAGE
+    with_compiler(monkeypatch, False)
+    array = fake_driver.FakeTensor((64, 64), torch.bfloat16)
+    told, error = _warnings_of(lambda: tunable.launch(array, array), LaunchError)
+    assert (driver.launches, len(told)) == ([], 1)
+    assert f"no cubin of scale in {path} can be loaded on sm90: the driver (CUDA 13.4) refuses" in error
+    assert "no compiler is here: install a newer driver, or the compiler" in error
+
+
+@pytest.mark.process
+@pytest.mark.filterwarnings("ignore::aot_tune.errors.MissWarning")
+def test_b18_what_was_just_compiled_and_is_refused_is_an_error_that_names_the_driver(
+    driver: fake_driver.Driver, tunable: Tunable
+) -> None:
+    driver.refuses = lambda head: INVALID_IMAGE
+    array = fake_driver.FakeTensor((64, 64), torch.bfloat16)
+    told, error = _warnings_of(lambda: tunable.launch(array, array), LaunchError)
+    assert (driver.launches, told) == ([], [])
+    assert error.startswith("_scale_kernel_K")
+    assert "for sm90 by tileiras 13." in error
+    assert "but the driver (CUDA 13.4) refuses it: invalid image, error 200; install a newer driver" in error
+
+
+def test_code_that_fails_to_load_for_another_reason_is_left_to_its_launch(
+    driver: fake_driver.Driver, tunable: Tunable
+) -> None:
+    put(folder_of(tunable))
+    driver.refuses = lambda head: 2  # CUDA_ERROR_OUT_OF_MEMORY
+    assert declared_cubins(tunable).find(HINTS, ALIGNED, SM90) == cutile.Cubin(b"aligned", "_scale_kernel")
 
 
 @pytest.mark.parametrize("differs_in", ["strides", "alignment"])

@@ -51,6 +51,7 @@ class Driver:
     compiled: list[str] = field(default_factory=list)  # symbols of kernels loaded, in order
     elapsed_ms: Callable[[str], float] = lambda symbol: 0.02  # symbol -> what events measure
     last_kernel: int = 0  # the number of kernels that were loaded before the one launched last
+    refuses: Callable[[bytes], int] = lambda head: 0  # first bytes of code -> the error of loading it
     capturing: bool = False
     captures_elsewhere: bool = False
     synchronized: list[int] = field(default_factory=list)
@@ -194,9 +195,9 @@ def _attribute(out: Any, attribute: int, device: int) -> int:
 @_plays(
     "cuLibraryLoadData", POINTER(c_void_p), c_void_p, c_void_p, c_void_p, c_uint, c_void_p, c_void_p, c_uint
 )
-def _load(library: Any, *rest: Any) -> int:
+def _load(library: Any, code: int, *rest: Any) -> int:
     library[0] = _LIBRARY
-    return 0
+    return DRIVER.refuses(ctypes.string_at(code, 4))
 
 
 @_plays("cuLibraryGetKernel", POINTER(c_void_p), c_void_p, c_char_p)
