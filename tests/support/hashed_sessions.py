@@ -50,6 +50,9 @@ class HashedSession:
     devices: ClassVar[dict[int, Device]] = {}
     """By index, the GPUs that are no reference devices."""
 
+    broken: ClassVar[dict[int, str]] = {}
+    """By index, the GPUs on which all is wrong: ``always``, or only when verified again, ``late``."""
+
     slower: ClassVar[dict[int, float]] = {}
     """By index, what the times of a GPU are multiplied by."""
 
@@ -79,7 +82,7 @@ class HashedSession:
     @classmethod
     def reset(cls) -> None:
         """Forget what a test has set."""
-        for one in (cls.lost_after, cls.devices, cls.slower, cls.stops_after, cls.told):
+        for one in (cls.lost_after, cls.devices, cls.broken, cls.slower, cls.stops_after, cls.told):
             one.clear()
         cls.now[0] = 0.0
 
@@ -144,6 +147,8 @@ class HashedSession:
         if self.stops_after and len(self.told) >= self.stops_after[0]:
             raise KeyboardInterrupt
         self.told.append((self.index, problem, config))
+        if self.broken.get(self.index) in ("always", when):
+            return Failure(config=config, stage="verify", message="all of it is NaN")
         if config != DEFAULT and _part(f"wrong {when} {problem} {config}") < self.wrong_part:
             return Failure(config=config, stage="verify", message="half of it is NaN")
         return self._measured(problem, config)

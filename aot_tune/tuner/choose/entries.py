@@ -302,6 +302,9 @@ def _winner(
     return min(close, key=lambda config: (-serves[config], times[config].mean_us, str(config)))
 
 
+# Parts of an entry ------------------------------------------------------------------------------------------
+
+
 def _points(
     sweep: SweepTimes, portfolio: Sequence[Config], problems: Mapping[Problem, Mapping[Config, Measurement]]
 ) -> tuple[Point, ...]:

@@ -19,6 +19,9 @@ Compilations run at the same time. A result in the journal is not measured again
 more in a fresh process when the table is known (`KernelSweep.table`). When a member of the portfolio is
 found wrong, the portfolio is chosen again without it and missing times are measured, until all members pass.
 
+A wrong result of a default is verified on another GPU. A GPU that is wrong alone leaves the sweep, and the
+kernel's sweep starts again without its results.
+
 A problem that cannot be opened in the worker is left out, with its reason, and the sweep continues. With a
 time budget, the problems with the largest expected gain come first, and unreached problems are left out.
 """
@@ -26,11 +29,13 @@ time budget, the problems with the largest expected gain come first, and unreach
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
+from contextlib import suppress
 
 from aot_tune.tables.table import Table
 from aot_tune.tuner.choose.gpu_models import DefaultTwice, disagreements
 from aot_tune.tuner.compile.feed import CompileFeed
-from aot_tune.tuner.measure.supervise import ProblemFailedError
+from aot_tune.tuner.measure.blame import Known
+from aot_tune.tuner.measure.supervise import GpuLostError, ProblemFailedError
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.tuner.plan.candidates import ProblemPlan, SweepPlan, plan_only
 from aot_tune.tuner.sweep.budget import Budget, OutOfTimeError
@@ -42,6 +47,10 @@ from aot_tune.tuner.sweep.results import Step, SweepResults
 from aot_tune.tuner.sweep.state import KernelState, KernelTimes
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
+
+
+class _GpuDisowned(Exception):
+    """The results of a GPU do not count any more: the steps start again."""
 
 
 class KernelSweep:
@@ -81,13 +90,24 @@ class KernelSweep:
         """The problems of `_plans` without which their buckets are served too."""
         self._begun = self._of = 0
 
-    def run(self) -> KernelTimes:
+    @property
+    def times(self) -> KernelTimes:
+        """The times so far."""
+        return self._state.times
+
+    def run(self) -> None:
         """Run all three steps.
 
         Raises:
             TuneError: The GPU is lost, the disk is full, or nothing can be compiled; finished results are
                 kept.
         """
+        while True:
+            with suppress(_GpuDisowned):
+                return self._run()
+
+    def _run(self) -> None:
+        self._plans, self._added, self._begun = {}, set(), 0
         self._of = 2 * len(self._edges) + sum(len(self._decision.first_sizes(edge)) for edge in self._edges)
         for problem_plan in self._plan.problems:
             for failure in problem_plan.refused:
@@ -97,7 +117,6 @@ class KernelSweep:
         self._do("candidates", plans, lambda measuring, problem: measuring.candidates())
         self._drop_unreached(self._edges)
         self._choose_portfolio()
-        return self._state.times
 
     def table(self) -> Table:
         """Choose the table and verify its winners in a fresh process, until all of them pass.
@@ -105,13 +124,16 @@ class KernelSweep:
         Raises:
             TuneError: As `Decision.table` and `run`.
         """
-        times = self._state.times
         while True:
+            times = self._state.times
             times.faulty = self._faulty()
             table = self._decision.table(times)
-            if self._recheck(to_recheck(table, times, self._defaults())):
-                return table
-            self._choose_portfolio()
+            try:
+                if self._recheck(to_recheck(table, times, self._defaults())):
+                    return table
+                self._choose_portfolio()
+            except _GpuDisowned:
+                self.run()
 
     def broken(self) -> str | None:
         """Return the reason why no compilation of this kernel succeeded; None where any did."""
@@ -250,6 +272,40 @@ class KernelSweep:
             )
 
         self._gpu_pool.run([task(problem_plan) for problem_plan in plans.values()], state.report_compilations)
+        for default in dict.fromkeys(self._defaults().values()):
+            if default in state.times.wrong and (place := state.results.found_wrong(default)) is not None:
+                self._ask_another_gpu(default, *place)
+
+    def _ask_another_gpu(self, default: Config, step: Step, problem: Problem, gpu: str) -> None:
+        """Verify a wrong default on another GPU, if any, and dismiss the first where it is right there.
+
+        Raises:
+            _GpuDisowned: The first GPU has left the sweep.
+        """
+        state, kernel = self._state, self._plan.kernel
+        others = [slot.gpu for slot in self._gpu_pool.slots if slot.left_s is None and slot.gpu != gpu]
+        right: list[str] = []
+
+        def verify(slot: GpuSlot) -> None:
+            plan = plan_only(kernel, problem, [default])
+            with suppress(ProblemFailedError):
+                if slot.gpu != gpu and ProblemPass(state, self._budget, plan, slot).is_right(step, default):
+                    right.append(slot.gpu)
+                    slot.fault_counts.replace(Known())
+
+        def dismiss(slot: GpuSlot) -> None:
+            if slot.gpu == gpu:
+                raise GpuLostError(reason)
+
+        self._gpu_pool.run([Task(kernel=kernel.declared, work=verify, owner=other) for other in others[:1]])
+        if right:
+            reason = (
+                f"it computes the default ({default}) wrong at {problem}, and {right[0]} computes it right"
+            )
+            state.disown(step, problem, reason, gpu)
+            self._gpu_pool.run([Task(kernel=kernel.declared, work=dismiss, owner=gpu)])
+            state.restart()
+            raise _GpuDisowned
 
     def _begin(
         self,

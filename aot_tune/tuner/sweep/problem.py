@@ -24,6 +24,7 @@ from aot_tune.tuner.choose.states import (
 from aot_tune.tuner.choose.times import as_of_first_run, finalists
 from aot_tune.tuner.compile.job import Compiled, is_transient
 from aot_tune.tuner.measure.request import Finals, Measure, Recheck, Reported, Request, TimeInState
+from aot_tune.tuner.measure.worker.backend import RECHECK_SEEDS, SEEDS
 from aot_tune.tuner.outcome import COUNTED_STAGES, Failure, Measurement
 from aot_tune.tuner.plan.candidates import ProblemPlan
 from aot_tune.tuner.plan.model import least_us
@@ -103,6 +104,12 @@ class ProblemPass:
             failure = self._results.recheck_failure(self._problem, config)
             if failure is not None:
                 self._state.failed("recheck", self._problem, failure)
+
+    def is_right(self, step: Step, config: Config) -> bool:
+        """Verify a config on the seeds of a step, in a fresh process and many times; write no result."""
+        seeds = RECHECK_SEEDS if step == "recheck" else SEEDS
+        request = Recheck(self._problem, self._cubins(step, [config]), seeds=seeds)
+        return not self._slot.session.answer(request)
 
     # Parts of the passes ------------------------------------------------------------------------------------
 

@@ -5,7 +5,8 @@ result is found again with any set of configs.
 
 All times of a problem's pass come from one GPU, because GPUs of one model differ. When another GPU takes over
 a pass, because the first is lost or missing, the first GPU's times stay in the file but do not count any more
-(`SweepResults.release`). A wrong result counts on any GPU.
+(`SweepResults.release`). A wrong result counts on any GPU, unless the GPU's results are all discarded
+(`SweepResults.write_disowned`).
 """
 
 from __future__ import annotations
@@ -40,9 +41,10 @@ other states; configs near the fastest again, interleaved; the portfolio at an e
 bucket; the portfolio in the other states; at an edge the configs near the fastest again; the winners are
 verified once more in a fresh process (``recheck``)."""
 
-Kind = Literal["compile", "result", "spent", "listed", "unopened"]
+Kind = Literal["compile", "result", "spent", "listed", "unopened", "disowned"]
 """Kind of a record: a compilation's result, a config's result in a step, a step's time, the list of a
-problem's candidates to measure, or a problem that could not be opened."""
+problem's candidates to measure, a problem that could not be opened, or a GPU whose earlier results do not
+count."""
 
 MESSAGE_BYTES = 4096
 """Most bytes of a failure's message in a record, as JSON text."""
@@ -129,9 +131,16 @@ class SweepResults:
 
     def __init__(self, journal: Journal | None, records: Iterable[Record] = ()) -> None:
         self._journal = journal
+        self._lock = threading.RLock()
+        self._reset()
+        for record in journal.records if journal is not None else records:
+            self._take(record)
+        self.resumed = len({*self._outcomes, *self._provisional, *self._rounds}) + len(self._rechecks)
+
+    def _reset(self) -> None:
+        self._records: list[Record] = []
         self._listed: dict[Problem, Record] = {}
         self._unopened: dict[Problem, str] = {}
-        self._lock = threading.RLock()
         self._owners: dict[tuple[Pass, Problem], str] = {}
         self._outcomes: dict[Place, Outcome] = {}
         self._provisional: dict[Place, Measurement] = {}
@@ -139,9 +148,6 @@ class SweepResults:
         self._rechecks: dict[tuple[Problem, Config], Failure | None] = {}
         self._compiled: dict[str, str | None] = {}
         self.measure_s = self.verify_s = 0.0
-        for record in journal.records if journal is not None else records:
-            self._take(record)
-        self.resumed = len({*self._outcomes, *self._provisional, *self._rounds}) + len(self._rechecks)
 
     # Reading ------------------------------------------------------------------------------------------------
 
@@ -171,6 +177,13 @@ class SweepResults:
     def recheck_failure(self, problem: Problem, config: Config) -> Failure | None:
         """Return the failure of a winner's second verification; None where it passed."""
         return self._rechecks[problem, config]
+
+    def found_wrong(self, config: Config) -> tuple[Step, Problem, str] | None:
+        """Return the step, the problem and the GPU of a config's first wrong result; None without any."""
+        for record in self._records:
+            if record["kind"] == "result" and record.get("stage") == "verify" and config_of(record) == config:
+                return record["step"], Problem(record["problem"]), record["gpu"]
+        return None
 
     def compile_failure(self, key: str) -> CompileFailure | None:
         """Return the permanent failure of a compilation; None without one."""
@@ -285,6 +298,11 @@ class SweepResults:
         place = {"kind": "unopened", "gpu": gpu, "step": step, "problem": dict(problem)}
         self._append({**place, "message": _cut(reason)}, sync=True)
 
+    def write_disowned(self, step: Step, problem: Problem, reason: str, *, gpu: str) -> None:
+        """Write that no earlier result of a GPU counts, as if it had measured nothing."""
+        place = {"kind": "disowned", "gpu": gpu, "step": step, "problem": dict(problem)}
+        self._append({**place, "message": _cut(reason)}, sync=True)
+
     def write_spent(
         self,
         step: Step,
@@ -327,6 +345,17 @@ class SweepResults:
 
     def _take(self, record: Record) -> None:
         """Add a record; it replaces an earlier record of its place."""
+        self._records.append(record)
+        if record["kind"] == "disowned":
+            kept = [
+                earlier
+                for earlier in self._records
+                if earlier["gpu"] != record["gpu"] or earlier["kind"] in ("compile", "spent")
+            ]
+            self._reset()
+            for earlier in kept:
+                self._take(earlier)
+            return
         if record["kind"] == "spent":
             self.measure_s += record["measure_s"]
             self.verify_s += record["verify_s"]
@@ -420,7 +449,7 @@ def _is_sound(record: Record) -> bool:
         config_of(record)
         sound = isinstance(record["key"], str) and isinstance(record.get("message", ""), str)
         return sound and _number(record.get("seconds", 0.0)) >= 0
-    if kind == "unopened":
+    if kind in ("unopened", "disowned"):
         return isinstance(record["message"], str)
     if kind == "listed":
         names = [*record["configs"], *record["twins"], *record["twins"].values()]

@@ -292,12 +292,12 @@ def measure_kernel(
             exhaustive=request.exhaustive,
             budget_s=request.time_budget_s,
         )
-        swept = kernel_sweep.run()
+        kernel_sweep.run()
 
         def decide(present: Table | None) -> tuple[Table, list[str]]:
             if present != decision.old:
                 decision.join(present)
-            table = kernel_sweep.table()
+            table, swept = kernel_sweep.table(), kernel_sweep.times
             if broken := kernel_sweep.broken():
                 return table, [broken]
             return table, publish.refusals(
@@ -306,7 +306,7 @@ def measure_kernel(
             )  # fmt: skip
 
         published = publish.decide_and_publish(path, old, read=publish.present_table, decide=decide)
-        table = published.table
+        table, swept = published.table, kernel_sweep.times
         for line in (*kernel_sweep.disagreements(), *_remarks(decision, published, swept, whole=whole)):
             progress.note(f"{name}: {line}")
         # The table holds the results now; the next sweep measures again.

@@ -109,6 +109,12 @@ class KernelState:
         self._shown: set[tuple[Config, str]] = set()
         self._compilations = CompileReporter(feed.counts, self.name, progress)
 
+    def restart(self) -> None:
+        """Forget all times and failures: the results in the journal are taken over anew."""
+        self.times = KernelTimes()
+        self.twins.clear()
+        self._counted.clear()
+
     # Compilations -------------------------------------------------------------------------------------------
 
     def jobs(self, step: Step, problem_plan: ProblemPlan) -> list[CompileJob]:
@@ -225,6 +231,11 @@ class KernelState:
         leader = leaders.get(config, config)
         twins = {leader, *(twin for twin in leaders if leaders[twin] == leader)}
         return twins - {problem_plan.default for problem_plan in self.plan.problems}
+
+    def disown(self, step: Step, problem: Problem, reason: str, gpu: str) -> None:
+        """Discard all results of a GPU."""
+        self.results.write_disowned(step, problem, reason, gpu=gpu)
+        self._progress.note(f"{self.name}: the results of {gpu} do not count: {reason}")
 
     def leave_out(self, step: Step, problem: Problem, reason: str, gpu: str) -> None:
         """Leave out a problem that cannot be opened, with all its times."""

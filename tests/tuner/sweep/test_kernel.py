@@ -25,7 +25,7 @@ from aot_tune.tuner.sweep.results import PASSES, Step, accepts, outcome_of
 from aot_tune.values.device import Device
 from tests.support import hashed_sessions
 from tests.support.hashed_sessions import HashedSession
-from tests.support.samples import SM90, scale_in
+from tests.support.samples import DEFAULT, SM90, scale_in
 
 pytestmark = pytest.mark.process  # a sweep compiles, but where an earlier run left its cubins
 
@@ -142,6 +142,40 @@ def test_a_gpu_that_is_lost_costs_its_problem_and_changes_no_byte(
         if record["kind"] == "result"
     }
     assert ("GPU-1" in there) == (after > 0), "what it measured stays in the journal"
+
+
+@pytest.mark.parametrize("gpus", [2, pytest.param(3, marks=pytest.mark.slow)])
+def test_a_gpu_that_is_wrong_alone_is_dismissed_and_changes_no_byte(
+    one: bytes, folder: Path, gpus: int
+) -> None:
+    HashedSession.broken[1] = "always"
+    report = _tune(folder, *range(gpus))
+    assert report.complete
+    assert _table(folder) == one
+    (lost,) = (use.lost for use in report.gpus if use.lost)
+    assert lost == report.gpus[1].lost
+    assert f"it computes the default ({DEFAULT}) wrong at dtype=bfloat16 M=" in lost
+    assert lost.endswith("and GPU-0 computes it right")
+    assert f"the results of GPU-1 do not count: {lost}" in _said(folder)
+
+
+def test_a_default_that_is_wrong_on_each_gpu_is_the_kernels_fault(folder: Path) -> None:
+    HashedSession.broken.update({0: "always", 1: "always"})
+    with pytest.raises(TuneError, match=r"the default .* computed a wrong result"):
+        _tune(folder, 0, 1)
+    assert "is lost" not in _said(folder)
+
+
+@pytest.mark.parametrize("when", ["always", "late"])
+def test_another_gpu_acquits_a_kernel_that_was_blamed_for_the_first(
+    one: bytes, folder: Path, when: str
+) -> None:
+    HashedSession.broken[1] = when
+    with pytest.raises(TuneError, match=r"the default .* computed a wrong result"):
+        _tune(folder, 1)
+    assert _tune(folder, 0).complete
+    assert _table(folder) == one
+    assert "the results of GPU-1 do not count" in _said(folder)
 
 
 @pytest.mark.parametrize(
