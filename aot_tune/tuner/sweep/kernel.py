@@ -266,7 +266,7 @@ class KernelSweep:
                 kernel=self._plan.kernel.declared,
                 work=lambda slot: self._begin(step, problem_plan, slot, work),
                 length=priorities[problem_plan.problem],
-                owner=None if step == "recheck" else state.results.owner(step, problem_plan.problem),
+                owner=self._owner(step, problem_plan.problem),
                 fresh=step == "recheck",
                 ready=lambda: budget.is_late(step) or state.is_ready(missing),
             )
@@ -275,6 +275,22 @@ class KernelSweep:
         for default in dict.fromkeys(self._defaults().values()):
             if default in state.times.wrong and (place := state.results.found_wrong(default)) is not None:
                 self._ask_another_gpu(default, *place)
+
+    def _owner(self, step: Step, problem: Problem) -> str | None:
+        """Return the only GPU for a problem's task; None for any.
+
+        An unfinished pass is its GPU's. The second pass over one edge of each GPU, the first in the plan, is
+        the next GPU's, so that the times of all GPUs can be compared (`disagreements`).
+        """
+        if step == "recheck":
+            return None
+        first: dict[str, Problem] = {}
+        for edge in self._edges if step == "portfolio" else ():
+            if (gpu := self._state.results.owner("candidates", edge)) is not None:
+                first.setdefault(gpu, edge)
+        gpus = list(first)
+        after = {first[gpu]: gpus[place - 1] for place, gpu in enumerate(gpus)}
+        return self._state.results.owner(step, problem) or after.get(problem)
 
     def _ask_another_gpu(self, default: Config, step: Step, problem: Problem, gpu: str) -> None:
         """Verify a wrong default on another GPU, if any, and dismiss the first where it is right there.

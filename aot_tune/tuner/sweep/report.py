@@ -161,6 +161,9 @@ class SweepRequest:
         return words
 
 
+# The report -------------------------------------------------------------------------------------------------
+
+
 @dataclass(frozen=True, kw_only=True)
 class SweptKernel:
     """The result for one kernel: a row of the closing table."""
