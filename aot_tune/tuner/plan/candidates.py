@@ -5,7 +5,8 @@ from __future__ import annotations
 import hashlib
 import json
 import math
-from collections.abc import Hashable, Mapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -215,14 +216,32 @@ class DeviceKernel:
     def default(self, problem: Problem) -> Config:
         """Return the declared default, computed once so that all steps use the same config."""
         if problem not in self._defaults:
-            self._defaults[problem] = self.tunable.default_config(self.arch, problem)
+            with self._named("default", problem):
+                self._defaults[problem] = self.tunable.default_config(self.arch, problem)
         return self._defaults[problem]
+
+    def space(self, problem: Problem) -> tuple[Config, ...]:
+        """Return the search space."""
+        with self._named("search_space", problem):
+            return self.tunable.space(self.arch, problem)
+
+    @contextmanager
+    def _named(self, name: str, problem: Problem) -> Iterator[None]:
+        """Turn an error of the author's function into a DeclarationError: it may raise at some sizes only."""
+        try:
+            yield
+        except AotTuneError:
+            raise
+        except Exception as error:
+            raised = described(error, getattr(self.tunable, name))
+            message = f"{self.tunable.name}: {name} for {problem} on {self.arch} raised {raised}"
+            raise DeclarationError(message) from error
 
     def failure(self, problem: Problem, config: Config) -> Failure | None:
         """Return why a config may not run a problem on this device: a rule refuses it, or its grid fails."""
-        reason = self.tunable.refusal(config, self.arch, problem) or self.device.refusal(
-            config.hints.get("occupancy", 1)
-        )
+        with self._named("legal", problem):
+            reason = self.tunable.refusal(config, self.arch, problem)
+        reason = reason or self.device.refusal(config.hints.get("occupancy", 1))
         if reason is not None:
             return Failure(config=config, stage="legal", message=reason)
         try:
@@ -312,8 +331,7 @@ def plan(
 
 def plan_only(kernel: DeviceKernel, problem: Problem, configs: Sequence[Config]) -> ProblemPlan:
     """Plan one problem with its default and those of some configs that may run."""
-    tunable, arch = kernel.tunable, kernel.arch
-    default, space = kernel.default(problem), set(tunable.space(arch, problem))
+    default, space = kernel.default(problem), set(kernel.space(problem))
     wanted = dict.fromkeys([default, *(config for config in configs if config in space)])
     admitted = tuple(config for config in wanted if kernel.failure(problem, config) is None)
     return ProblemPlan(
@@ -329,7 +347,7 @@ def plan_only(kernel: DeviceKernel, problem: Problem, configs: Sequence[Config])
 def _planned(kernel: DeviceKernel, problem: Problem, table: Table | None) -> ProblemPlan:
     tunable, arch = kernel.tunable, kernel.arch
     default = kernel.default(problem)
-    space = tunable.space(arch, problem)
+    space = kernel.space(problem)
     entry = table.entry(tunable.bucket_of(problem)) if table is not None else None
     kept = [entry.config] if entry is not None and entry.config in space else []
     refused: dict[Config, Failure] = {}

@@ -35,6 +35,25 @@ SCALE = FoundKernel(module=samples.MODULE, tunable=samples.scale)
 SMALL = Problem({"dtype": "bfloat16", "M": 64, "N": 1024})
 
 
+def _raises_inside(function: Callable[..., Any]) -> Callable[..., Any]:
+    """The function, which raises at one size that is no edge."""
+    return lambda *args: function(*args) if args[-1].size("M") != 40 else {}["M"]
+
+
+@pytest.mark.parametrize("name", ["search_space", "default", "legal"])
+def test_a_function_that_raises_inside_a_bucket_is_a_wrong_declaration(name: str) -> None:
+    changed: dict[str, Any] = {name: _raises_inside(getattr(samples.scale, name))}
+    kernel = DeviceKernel(
+        dataclasses.replace(SCALE, tunable=dataclasses.replace(samples.scale, **changed)), SM90
+    )
+    plan_only(kernel, SMALL, samples.SPACE)
+    place = (
+        rf"{name} for dtype=bfloat16 M=40 N=1024 on sm90 raised KeyError: 'M' \(.*test_candidates.py, line"
+    )
+    with pytest.raises(DeclarationError, match=place):
+        plan_only(kernel, SMALL.replaced(M=40), samples.SPACE)
+
+
 def large(m: int = 4096, dtype: str = "bfloat16") -> Problem:
     return Problem({"dtype": dtype, "M": m, "N": 4096, "K": 4096})
 
