@@ -20,7 +20,6 @@ BATCH_INVARIANT = "AOT_TUNE_BATCH_INVARIANT"
 DISABLE = "DISABLE_AUTOTUNE"
 DISABLE_OURS = "AOT_TUNE_DISABLE_AUTOTUNE"
 
-AT_START = "AOT_TUNE_AT_START"
 START_OPTIONS = "AOT_TUNE_START_OPTIONS"
 """Variable by which `aot-tune run` and `aot-tune record` configure the program that they start. Internal."""
 

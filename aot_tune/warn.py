@@ -5,6 +5,7 @@ from __future__ import annotations
 import sys
 import warnings
 from contextlib import suppress
+from functools import lru_cache
 
 _CONTROL = {number: f"\\x{number:02x}" for number in (*range(32), *range(127, 160)) if number not in b"\t\n"}
 """Control characters, which a path or a file may hold, and how they are written: a terminal obeys them."""
@@ -23,3 +24,9 @@ def warn(message: str, category: type[Warning]) -> None:
     with suppress(OSError, ValueError):
         text = message.translate(_CONTROL)
         warnings.warn_explicit(text, category, frame.f_code.co_filename, frame.f_lineno, registry={})
+
+
+@lru_cache(maxsize=4096)
+def warn_once(message: str, category: type[Warning]) -> None:
+    """Warn as `warn` does, once a process for each message."""
+    warn(message, category)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import os
-from functools import lru_cache
 from pathlib import Path
 
 from aot_tune import environment
@@ -22,7 +21,7 @@ from aot_tune.tables.store import package_folder, read_table, right_place, same_
 from aot_tune.tables.table import Table
 from aot_tune.values.arch import KNOWN_ARCHS, Arch
 from aot_tune.values.text import counted, error_in_words, shortened
-from aot_tune.warn import warn
+from aot_tune.warn import warn, warn_once
 
 
 def gpus() -> tuple[Gpu, ...] | None:
@@ -137,7 +136,6 @@ def _warn(message: str) -> None:
     warn(shortened(message, _LONGEST), TableWarning)
 
 
-@lru_cache(maxsize=256)
 def _warn_once(message: str) -> None:
     """Warn once of a fault that all kernels meet."""
-    _warn(message)
+    warn_once(shortened(message, _LONGEST), TableWarning)

@@ -1061,6 +1061,71 @@ def refused_cubins(row: Row) -> None:
     cutile.may_have_compiler = has_compiler
 
 
+_BROKEN = "import sys; sys.modules['aot_tune.replay.answer.searches'] = None"
+_LAZY = """
+import importlib.util as util, sys
+spec = util.spec_from_file_location("lazy", sys.argv[1])
+spec.loader = util.LazyLoader(spec.loader)
+sys.modules["lazy"] = module = util.module_from_spec(spec)
+spec.loader.exec_module(module)
+"""
+_FAILS = """
+import sys
+class Fails:
+    def find_spec(self, name, path, target=None):
+        if name == "cuda.tile.tune._tune":
+            sys.meta_path.remove(self)
+            raise ImportError("once")
+sys.meta_path.insert(0, Fails())
+try:
+    import cuda.tile
+except ImportError:
+    pass
+"""
+UNREPLAYED = {
+    "an own sitecustomize raises": ("raise ValueError", ""),
+    "an own sitecustomize is cut off": ("(", ""),
+    "replay cannot be imported": (_BROKEN.replace("searches", "program"), ""),
+    "its answers cannot be imported": ("", _BROKEN),
+    "a lazy module is broken": ("", _LAZY),
+    "a probe": ("", "import importlib.util; importlib.util.find_spec('cuda.tile.tune')"),
+    "the first import fails": ("", _FAILS),
+    "a reload": ("", "import cuda.tile.tune._tune as t, importlib; importlib.reload(t)"),
+    "another import": ("", "import cuda.tile, sys; del sys.modules['cuda.tile.tune']"),
+}
+"""What stands in the way of replay: code of a start-up module, and code of the program."""
+
+_SEARCHES = """
+from importlib import import_module
+from aot_tune.nvidia import cutile
+names = "cuda.tile.tune", "cuda.tile.tune._tune"
+print([cutile.stands_in(import_module(name).exhaustive_search) for name in names])
+"""
+
+
+def replays(row: Row) -> None:
+    """B19: searches cannot be replaced, or cuTile is imported in another way."""
+    from aot_tune.replay.answer.program import AT_START
+
+    bad = row.place("replay") / "bad.py"
+    bad.write_text("raise ImportError('loaded')")
+    for name, (own, code) in UNREPLAYED.items():
+        folder = row.place(f"replay {name}")
+        (folder / "sitecustomize.py").write_text(own)
+        for mode in ("search", "error"):
+            row.injected()
+            path = os.pathsep.join([str(AT_START), str(folder), os.environ["PYTHONPATH"]])
+            more = {"PYTHONPATH": path, environment.START_OPTIONS: "{}", environment.ON_MISS: mode}
+            words = [sys.executable, "-c", f"{code}\n{_SEARCHES}", str(bad)]
+            done = subprocess.run(
+                words, env={**os.environ, **more}, capture_output=True, text=True, timeout=60
+            )
+            replayed = done.returncode == 0 and done.stdout == "[True, True]\n"
+            reported = re.findall("without replay|are not replayed", done.stderr) != []
+            refused = (done.returncode != 0 and not done.stdout) if mode == "error" else done.returncode == 0
+            row.expect(replayed or (reported and refused), f"B19 {name}, {mode}: {done.stderr[-200:]}")
+
+
 SCENARIOS: dict[str, Callable[[Row], None]] = {
     "B1": odd_tables,
     "B2": odd_texts,
@@ -1080,6 +1145,7 @@ SCENARIOS: dict[str, Callable[[Row], None]] = {
     "B16": other_releases,
     "B17": compiler_caches,
     "B18": refused_cubins,
+    "B19": replays,
 }
 """By row of the README's table."""
 

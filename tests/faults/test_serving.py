@@ -9,7 +9,7 @@ from tests.faults.world import Tally, World
 
 pytestmark = pytest.mark.process
 
-SLOW = ("B1", "B3", "B4", "B6", "B7", "B8", "B11", "B12", "B13", "B14", "B15", "B17", "B18")
+SLOW = ("B1", "B3", "B4", "B6", "B7", "B8", "B11", "B12", "B13", "B14", "B15", "B17", "B18", "B19")
 """Rows of many processes, of long waits or of all shipped kernels: `make test` leaves them out."""
 
 

@@ -12,8 +12,8 @@ import weakref
 from typing import Any
 
 from aot_tune.nvidia import cutile
+from aot_tune.replay.answer.places import recorder
 from aot_tune.replay.answer.records import folders_of, paths_of
-from aot_tune.replay.answer.searches import is_recording
 from aot_tune.replay.fit import recorded_code
 from aot_tune.replay.table import name_of
 from aot_tune.serve.kernels import Cubins, refuse_capture, refuse_compiling
@@ -40,7 +40,7 @@ def end() -> None:
 
 def _source(kernel: Any, arch: Arch) -> cutile.CubinSource | None:
     """Return the source of a kernel's cubins; None without a recorded table, or while recording."""
-    if is_recording():
+    if recorder() is not None:
         return None  # the present compiler's code is measured
     function = cutile.python_function(kernel)
     name = name_of(function.__module__, function.__qualname__)

@@ -1,11 +1,14 @@
-"""Folders of recorded tables that `install` names, besides a library's own. Imports nothing heavy."""
+"""What `install` and `aot-tune record` set for this process's searches. Imports nothing heavy."""
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import Any
 
 _further: list[Path] = []
+
+_recorder: list[Callable[[Any], Any]] = []
 
 
 def use_folders(folders: Sequence[Path]) -> bool:
@@ -18,3 +21,13 @@ def use_folders(folders: Sequence[Path]) -> bool:
 def further_folders() -> tuple[Path, ...]:
     """Return the folders of the last `use_folders`."""
     return tuple(_further)
+
+
+def record_with(recorder: Callable[[Any], Any] | None) -> None:
+    """Hand every search, a `searches.SearchCall`, to a recorder; None ends that."""
+    _recorder[:] = [] if recorder is None else [recorder]
+
+
+def recorder() -> Callable[[Any], Any] | None:
+    """Return the function that every search is handed to; None where searches are answered."""
+    return next(iter(_recorder), None)

@@ -34,6 +34,7 @@ from typing import Any
 from aot_tune import environment
 from aot_tune.errors import MissError, MissWarning, NotRecordableError
 from aot_tune.nvidia import cutile
+from aot_tune.replay.answer.places import recorder
 from aot_tune.replay.answer.records import Found, KernelRecords
 from aot_tune.replay.document import arguments_json
 from aot_tune.replay.nearest import ANY, NEAR
@@ -91,23 +92,11 @@ class SearchCall:
         )
 
 
-_recorder: list[Callable[[SearchCall], Any]] = []
-
 _records: weakref.WeakKeyDictionary[Any, dict[tuple[Arch, str], KernelRecords]] = weakref.WeakKeyDictionary()
 """Records by kernel function, then arch and decorator's hints: libraries make many kernels of a function."""
 
 _misses: dict[str, int] = {}
 """Number of misses of each kernel."""
-
-
-def record_with(recorder: Callable[[SearchCall], Any] | None) -> None:
-    """Hand every search to a recorder; None ends that."""
-    _recorder[:] = [] if recorder is None else [recorder]
-
-
-def is_recording() -> bool:
-    """Return whether searches are handed to a recorder."""
-    return bool(_recorder)
 
 
 def forget() -> None:
@@ -140,9 +129,7 @@ def answered(original: Callable[..., Any]) -> Callable[..., Any]:
             hints_fn=arguments.pop("hints_fn", None),
             options=arguments,
         )
-        if _recorder:
-            return _recorder[0](call)
-        return answer(call)
+        return (recorder() or answer)(call)
 
     return cutile.standing_in(exhaustive_search, original)
 

@@ -7,17 +7,15 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Sequence
-from contextlib import suppress
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from aot_tune import environment
 from aot_tune.errors import StoreError, UsageError
-from aot_tune.replay.answer.install import install
-from aot_tune.replay.answer.program import options, run
-from aot_tune.replay.answer.searches import SearchCall, record_with
+from aot_tune.replay.answer.program import run
+from aot_tune.replay.answer.searches import SearchCall
 from aot_tune.replay.record.recorder import JOURNALS, Recorder, Site
 from aot_tune.tables.files import check_writable, write_atomic
 
@@ -68,7 +66,7 @@ def record(
     with tempfile.TemporaryDirectory(prefix="aot-tune-record-") as folder:
         code = run(
             command,
-            start="aot_tune.replay.record.program:begin",
+            recorder=["aot_tune.replay.record.program:recorder"],
             out=[str(out.absolute())] if out is not None else [],
             package=[package] if package is not None else [],
             journals=[str(journals.absolute())],
@@ -97,27 +95,28 @@ def _add(sites: dict[tuple[str, str], Site], site: Site) -> None:
         total.remarks |= site.remarks
 
 
-def begin() -> None:
-    """Record every search of this process, and report to the parent. Called when Python starts."""
-    passed = options()
-    recorder = Recorder(
+def recorder(passed: Mapping[str, Sequence[str]]) -> Callable[[SearchCall], Any]:
+    """Return what records a search of this process and reports to the parent. Called at the first search.
+
+    Args:
+        passed: The options that `record` passed to the program.
+    """
+    recording = Recorder(
         out=Path(passed["out"][0]) if passed.get("out") else None,
         package=passed["package"][0] if passed.get("package") else None,
         journals=Path(passed["journals"][0]),
     )
     folder = Path(passed["reports"][0])
-    with suppress(OSError):  # the parent may be gone, or the disk full: the program runs
-        (folder / f"{os.getpid()}.began").touch()
 
     def record_and_report(call: SearchCall) -> Any:
         try:
-            return recorder(call)
+            return recording(call)
         finally:
-            _report(recorder, folder)  # at once: a program that is killed reports nothing at its end
+            _report(recording, folder)  # at once: a program that is killed reports nothing at its end
 
-    install()
-    record_with(record_and_report)
-    atexit.register(_end, recorder, folder)
+    os.register_at_fork(after_in_child=recording.forget_counts)  # the parent reports them
+    atexit.register(_end, recording, folder)
+    return record_and_report
 
 
 def _end(recorder: Recorder, folder: Path) -> None:

@@ -217,6 +217,10 @@ class Recorder:
             site.remarks[f"not recorded: {error}"] = None
             return call.search()
 
+    def forget_counts(self) -> None:
+        """Count from 0 in a forked child: its parent reports what it recorded itself."""
+        self.sites = {key: Site(place=site.place, kernel=site.kernel) for key, site in self.sites.items()}
+
     def end(self) -> None:
         """Stop watching launches, write the last ones into tables, and end the children."""
         self._launches.end()

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any, Literal, get_args
 
-from aot_tune.environment import AT_START
+from aot_tune.environment import START_OPTIONS
 from aot_tune.errors import TuneError
 from aot_tune.tuner.process.codec import MOST_BYTES, MessageError, decode
 from aot_tune.tuner.process.worker_main import HEADER, send
@@ -151,7 +151,7 @@ class Worker:
                 pass_fds=theirs,
                 start_new_session=True,
                 # A child of a program of `aot-tune record` or `run` is not a part of that program.
-                env={**os.environ, AT_START: "", **(environment or {})},
+                env={**os.environ, START_OPTIONS: "", **(environment or {})},
             )
         finally:
             for descriptor in theirs:

@@ -22,7 +22,7 @@ from aot_tune.cubins.origin_walk import origin_of
 from aot_tune.cubins.pack import KernelCubins, pack
 from aot_tune.errors import CompilerMissingError, CubinWarning, LaunchError, MissError
 from aot_tune.nvidia import cutile
-from aot_tune.replay.answer import searches
+from aot_tune.replay.answer import places, searches
 from aot_tune.replay.answer.install import install, uninstall
 from aot_tune.replay.archives import tabled_kernel, tabled_kernels
 from aot_tune.serve.rank import priming, set_primed
@@ -190,11 +190,11 @@ def test_without_cubin_and_compiler_the_error_says_what_to_ship(
 @pytest.mark.process
 def test_what_is_recorded_is_what_this_compiler_makes(tmp_path: Path, driver: Driver) -> None:
     fake_archive(tmp_path)
-    searches.record_with(lambda call: None)
+    places.record_with(lambda call: None)
     try:
         launch_with(1024, 64, occupancy=1)
     finally:
-        searches.record_with(None)
+        places.record_with(None)
     assert driver.compiled[0].startswith("scale_kernel_K")
 
 

@@ -16,7 +16,7 @@ import torch
 from aot_tune.declare.fingerprint.hashing import kernel_hash
 from aot_tune.errors import NotRecordableError
 from aot_tune.nvidia import cutile
-from aot_tune.replay.answer import searches
+from aot_tune.replay.answer import places, searches
 from aot_tune.replay.answer.install import install, uninstall
 from aot_tune.replay.answer.searches import SearchCall
 from aot_tune.replay.document import parse
@@ -139,12 +139,12 @@ def test_recording_passes_over_it_and_launches_the_others_from_their_cubins(
         ahead=lambda index, cubins: start("Launcher"),
     )
     install(tables=tmp_path / "tables")
-    searches.record_with(recorder)
+    places.record_with(recorder)
     try:
         result = tuned(FakeTensor((64,), torch.float16), FakeTensor((64,), torch.float16))
     finally:
         recorder.end()
-        searches.record_with(None)
+        places.record_with(None)
         uninstall()
         searches.forget()
     assert asked == []

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -111,18 +112,34 @@ def test_make_fetches_the_library_that_is_recorded_before_it_tests() -> None:
         assert 0 < text.index("--no-deps") < text.index("tilegym==1.5.1") < text.index("-m pytest")
 
 
-def test_the_programs_exit_code_is_passed_on(tmp_path: Path) -> None:
-    program = ["--", sys.executable, "-c", "raise SystemExit(3)"]
-    done = aot_tune(tmp_path, "record", *program)
+SEEN = """
+import json, os, sys
+json.dump(sorted(sys.modules), open(sys.argv[1], "w"))
+os.environ["OMP_NUM_THREADS"] = "1"
+if sys.argv[1] == "record":
+    import torch
+    assert torch.get_num_threads() == 1
+raise SystemExit(3)
+"""
+
+
+def test_a_program_sees_the_modules_and_variables_as_ever_and_its_exit_code_is_passed_on(
+    tmp_path: Path,
+) -> None:
+    program = ["--", sys.executable, "-c", SEEN]
+    done = aot_tune(tmp_path, "record", *program, "record")
     assert (done.returncode, done.stderr) == (
         3,
         "nothing was recorded: no call of cuda.tile.tune.exhaustive_search\n",
     )
-    done = aot_tune(tmp_path, "run", "--tables", "tabels", *program)
+    done = aot_tune(tmp_path, "run", "--tables", "tabels", *program, "run")
     assert (done.returncode, done.stderr) == (
         3,
         "aot-tune: the folder of recorded tables tabels does not exist yet\n",
     )
+    modules = json.loads((tmp_path / "record").read_text())
+    assert modules == json.loads((tmp_path / "run").read_text())
+    assert not {"torch", "numpy", "cuda", "aot_tune.replay.record"} & {*modules}
     killed = aot_tune(tmp_path, "run", "--", sys.executable, "-c", "import os; os.kill(os.getpid(), 9)")
     assert killed.returncode == -9
     killed = aot_tune(tmp_path, "record", "--", sys.executable, "-c", "import os; os.kill(os.getpid(), 9)")
@@ -138,6 +155,7 @@ def stop(number, frame):
     sys.exit(5)
 
 signal.signal(signal.SIGTERM, stop)
+signal.signal(signal.SIGUSR1, lambda number, frame: print("reloaded", flush=True))
 print("ready", flush=True)
 time.sleep(60)
 """
@@ -146,20 +164,33 @@ time.sleep(60)
 @pytest.mark.parametrize("verb", ["record", "run"])
 def test_a_program_that_is_asked_to_end_ends_in_its_own_way(verb: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "aot_tune", verb, "--", sys.executable, "-c", STOPPED]
-    environ = {**os.environ, "PYTHONPATH": str(ROOT)}
+    (tmp_path / "temporary").mkdir()
+    environ = {**os.environ, "PYTHONPATH": str(ROOT), "TMPDIR": str(tmp_path / "temporary")}
     with subprocess.Popen(command, cwd=tmp_path, env=environ, stdout=subprocess.PIPE, text=True) as process:
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
+        process.send_signal(signal.SIGUSR1)
+        assert process.stdout.readline() == "reloaded\n"
         process.terminate()
         assert process.stdout.read() == "served all\n"
     assert process.returncode == 5
+    assert list((tmp_path / "temporary").iterdir()) == []
 
 
-def test_what_a_program_recorded_before_it_was_killed_is_told(tmp_path: Path) -> None:
-    killed = f"{ONCE}\nimport os\nos.kill(os.getpid(), 9)"
-    done = aot_tune(tmp_path, "record", "--out", "tables", "--", sys.executable, "-c", killed, "1024")
+FORKED = """
+        if rows == 5000 and (child := os.fork()):
+            os.waitpid(child, 0)
+            break
+"""
+
+
+def test_what_a_program_recorded_before_it_was_killed_is_told_once(tmp_path: Path) -> None:
+    loop = "    for rows in map(int, sys.argv[1:]):\n"
+    forked = f"import os\n{ONCE}\nos.kill(os.getpid(), 9)".replace(loop, f"{loop}{FORKED}")
+    done = aot_tune(tmp_path, "record", "--out", "tables", "--", sys.executable, "-c", forked, "1024", "5000")
     assert done.returncode == 137
-    assert "tests.support.tuned_once.scale_kernel" in done.stderr
+    (row,) = (line.split() for line in done.stderr.splitlines() if line.startswith("tuned_once.py:35 "))
+    assert row[:3] == ["tuned_once.py:35", "tests.support.tuned_once.scale_kernel", "2"]
     assert "1 table written:" in done.stderr
 
 

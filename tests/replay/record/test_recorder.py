@@ -14,7 +14,7 @@ import torch
 from aot_tune import environment
 from aot_tune.errors import CutileError, StoreError
 from aot_tune.nvidia import cutile
-from aot_tune.replay.answer import searches
+from aot_tune.replay.answer import places, searches
 from aot_tune.replay.answer.install import install, uninstall
 from aot_tune.replay.document import parse
 from aot_tune.replay.problem import Whole
@@ -40,12 +40,12 @@ def recorder(driver: Driver, tmp_path: Path) -> Iterator[Recorder]:
     driver.elapsed_ms = lambda symbol: 0.01 if "_I32" in symbol else 0.05
     recorder = Recorder(out=tmp_path / "tables", journals=tmp_path / "journals")
     install(tables=tmp_path / "tables")
-    searches.record_with(recorder)
+    places.record_with(recorder)
     yield recorder
     while others:
         others.pop().end()
     recorder.end()
-    searches.record_with(None)
+    places.record_with(None)
     uninstall()
     searches.forget()
 
@@ -56,7 +56,7 @@ others: list[Recorder] = []
 def another(**changes: Any) -> Recorder:
     """Record with another recorder from now on, as another process would."""
     others.append(Recorder(**changes))
-    searches.record_with(others[-1])
+    places.record_with(others[-1])
     return others[-1]
 
 
@@ -76,7 +76,7 @@ def replayed() -> Iterator[list[int]]:
 
 
 def replay() -> None:
-    searches.record_with(None)
+    places.record_with(None)
     searches.forget()
 
 
@@ -148,10 +148,10 @@ def test_recording_again_gives_the_same_bytes(recorder: Recorder, tmp_path: Path
 def test_what_two_processes_record_is_kept(recorder: Recorder, tmp_path: Path) -> None:
     other = Recorder(out=tmp_path / "tables", journals=tmp_path / "journals")
     tuned(*tensors(1024))
-    searches.record_with(other)
+    places.record_with(other)
     tuned(*tensors(5000))
     other.end()
-    searches.record_with(recorder)
+    places.record_with(recorder)
     tuned(*tensors(300))
     assert {entry.problem.arguments[2] for entry in read(tmp_path).entries} == {
         Whole(1024),
@@ -167,7 +167,7 @@ def test_code_that_changed_since_is_recorded_anew(
     monkeypatch.setattr(recording, "kernel_hash", lambda kernel: ("feedfacefeedface", ()))
     driver.elapsed_ms = lambda symbol: 0.01 if "_I64" in symbol else 0.05
     again = Recorder(out=tmp_path / "tables", journals=tmp_path / "journals")
-    searches.record_with(again)
+    places.record_with(again)
     tuned(*tensors(5000))
     again.end()
     name = file_name(tuned_once.__name__, "scale_kernel")
