@@ -44,9 +44,10 @@ def outcome(folder: Path, own: str, *, replayed: bool = True, mode: str = "") ->
     """Exit code, output and errors of a Python with a `sitecustomize` of its own."""
     (folder / "sitecustomize.py").write_text(own)
     words = [sys.executable, "-c", INSTALLED]
+    path = os.pathsep.join([str(folder), str(ROOT)])
     done = subprocess.run(
         [sys.executable, "-S", "-c", BECOME, *words] if replayed else words,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)]), environment.ON_MISS: mode},
+        env={**os.environ, "PYTHONPATH": path, environment.ON_MISS: mode},
         cwd=folder, capture_output=True, text=True, timeout=60, check=False,
     )  # fmt: skip
     return done.returncode, done.stdout, done.stderr
@@ -107,7 +108,8 @@ def test_every_signal_that_can_be_passed_on_reaches_the_program() -> None:
     numbers = [int(getattr(signal, f"SIG{name}")) for name in names]
     with subprocess.Popen(
         [sys.executable, "-c", RUN, sys.executable, "-c", LISTENING],
-        env={**os.environ, "PYTHONPATH": str(ROOT)}, stdout=subprocess.PIPE, text=True, start_new_session=True,
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        stdout=subprocess.PIPE, text=True, start_new_session=True,
     ) as process:  # fmt: skip
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
