@@ -15,7 +15,7 @@ from aot_tune.errors import LaunchError
 from aot_tune.serve.runtime import Runtime
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
-from aot_tune.values.parts import named_parts
+from aot_tune.values.parts import flat, named_parts
 from aot_tune.values.problem import Problem
 from aot_tune.values.text import value_in_words
 
@@ -97,11 +97,11 @@ def check_arguments(
     return index
 
 
-def check_problem(tunable: Declaration, problem: Problem) -> bool:
-    """Whether a problem has anything to launch: False where a size is 0.
+def check_problem(tunable: Declaration, problem: Problem, args: Sequence[Any]) -> bool:
+    """Whether a problem has anything to launch: False where a size is 0 and the outputs are empty.
 
     Raises:
-        LaunchError: `problem` does not give an axis a size.
+        LaunchError: `problem` does not give an axis a size, or a sum over an axis of size 0 is to be written.
     """
     for axis in tunable.axes:
         size = problem.get(axis)
@@ -110,7 +110,18 @@ def check_problem(tunable: Declaration, problem: Problem) -> bool:
                 f"{tunable.name}.launch: problem() gives {size!r} for the axis {axis}; "
                 "return its size, an int of 0 or more"
             )
-    return all(problem.size(axis) for axis in tunable.axes)
+    empty = [axis for axis in tunable.axes if not problem.size(axis)]
+    if not empty:
+        return True
+    for name, arg in zip(tunable.parameters, args, strict=True):
+        written = name in tunable.output_names or name in tunable.inplace
+        if written and any(0 not in part.shape for part in flat([arg]) if hasattr(part, "shape")):
+            raise LaunchError(
+                f"{tunable.name}.launch: the size of {' and '.join(empty)} is 0, so nothing is summed, but "
+                f"{name} is not empty and would keep what it holds; write the result of an empty sum to it, "
+                f"such as {name}.zero_(), without a launch"
+            )
+    return False
 
 
 def explain(tunable: Declaration, error: Exception, args: Sequence[Any], here: Runtime) -> None:

@@ -209,7 +209,7 @@ class Dispatcher:
         here = runtime()
         device_index = check_arguments(self._tunable, args, here)
         problem = follow_problem(self._tunable.problem, args, here.tensor_types).problem
-        if not check_problem(self._tunable, problem):
+        if not check_problem(self._tunable, problem, args):
             raise LaunchError(f"{self._tunable.name}: nothing is launched for {problem}, so it has no config")
         known = self._plans.get((device_index, problem, None))
         if known is not None and is_rank() == self._ranked:
@@ -388,7 +388,7 @@ class Dispatcher:
         here = runtime()
         device_index = check_arguments(self._tunable, args, here, config=config)
         followed = follow_problem(self._tunable.problem, args, here.tensor_types)
-        if not check_problem(self._tunable, followed.problem):
+        if not check_problem(self._tunable, followed.problem, args):
             return
         plan = self._plan(device_index, followed.problem, config, args, here)
         device = self._machines[device_index].device

@@ -309,6 +309,47 @@ def test_without_a_compiler_one_config_is_not_replaced_by_the_default(
 def test_a_size_of_zero_is_not_launched(tuned: Tunable, launched: Launched) -> None:
     tuned.launch(*tensors(0))
     tuned.launch(*tensors(0))
+    row_sum.launch(torch.empty(0, 0, device="meta"), torch.empty(0, device="meta"), None)
+    assert launched() == []
+
+
+@ct.kernel
+def _sums_kernel(a, b, c, tile: ct.Constant[int]):
+    m, n = ct.bid(0), ct.bid(1)
+    total = ct.zeros((tile, tile), ct.float32)
+    for k in range(ct.cdiv(a.shape[1], tile)):
+        total = ct.mma(ct.load(a, (m, k), (tile, tile)), ct.load(b, (k, n), (tile, tile)), total)
+    ct.store(c, (m, n), total.astype(c.dtype))
+
+
+def test_a_sum_of_nothing_is_refused_by_its_axis_and_no_output_is_left_as_it_was(
+    driver: Driver, launched: Launched, tmp_path: Path
+) -> None:
+    product = Tunable(
+        name="product",
+        package="tests",
+        tables=tmp_path,
+        kernel=_sums_kernel,
+        axes={"M": Pow2(), "N": Exact(), "K": Exact()},
+        problem=lambda a, b, c: {"dtype": a.dtype, "M": a.shape[0], "N": b.shape[1], "K": a.shape[1]},
+        search_space=[Config(constants={"tile": 32}, hints={})],
+        grid_fn=lambda config, device, problem: (-(-problem.M // 32), -(-problem.N // 32)),
+        args_fn=lambda config, a, b, c: (a, b, c, config["tile"]),
+        make_args=lambda problem, device, seed: (),
+        reference=lambda a, b, c: a @ b,
+        typical=[{"dtype": "bfloat16", "M": 32, "N": 64, "K": 64}],
+    )
+    a, b, c = (
+        torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((32, 0), (0, 64), (32, 64))
+    )
+    for call in (product.launch, product.config_for):
+        with pytest.raises(
+            LaunchError, match=r"product.launch: the size of K is 0, .* c\.zero_\(\), without"
+        ):
+            call(a, b, c)
+    with pytest.raises(LaunchError, match="the size of cols is 0, so nothing is summed, but out is not"):
+        row_sum.launch(torch.empty(64, 0, device="meta"), torch.empty(64, device="meta"), None)
+    product.launch(a[:0], b, c[:0])
     assert launched() == []
 
 
