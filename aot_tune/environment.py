@@ -31,7 +31,7 @@ DESCRIPTIONS = {
     TABLES: "folders of tables, as in PATH, read before a package's own; predictions are read only there",
     CACHE_DIR: "where live searches are remembered, an absolute path; default: the user's cache folder",
     CONFIG: "'default' launches every kernel with its default config: the A/B switch",
-    RANKED: "a world size; where it, WORLD_SIZE or torch.distributed's is above 1, nothing is searched",
+    RANKED: "a world size; above 1 nothing is searched. Where set, it decides in place of the launcher's",
     SEARCH_SECONDS: "the longest live search that a miss may start, seconds; default 1",
     LOG: "'1' prints each choice and its reason to stderr, once per unseen problem",
     ON_MISS: "what a miss does: 'search' (the default), 'nearest', 'default', or 'error' for servers",
@@ -128,17 +128,29 @@ def batch_invariant() -> bool:
     return _on(BATCH_INVARIANT)
 
 
-def world_size() -> int:
-    """Return the larger world size of AOT_TUNE_RANKED and WORLD_SIZE; 1 where neither is set.
+LAUNCHERS = ("WORLD_SIZE", "OMPI_COMM_WORLD_SIZE", "PMI_SIZE", "SLURM_STEP_NUM_TASKS")
+"""Variables in which torchrun, Open MPI, PMI (MPICH, Intel MPI) and srun give a job's number of processes."""
+
+
+def world_size() -> tuple[str, int]:
+    """Return the variable that gives the world size, and the size; 1 where none does.
+
+    AOT_TUNE_RANKED decides alone where it is set; else the first variable of a launcher that is above 1.
 
     Raises:
-        UsageError: AOT_TUNE_RANKED is not a number. WORLD_SIZE belongs to other programs: where it is not a
+        UsageError: AOT_TUNE_RANKED is not a number. The others belong to other programs: where one is not a
             number it is ignored.
     """
-    sizes = [os.environ.get(name, "").strip() for name in (RANKED, "WORLD_SIZE")]
-    if sizes[0] and not _is_number(sizes[0]):
-        raise UsageError(f"{RANKED}={sizes[0]!r:.80}: write the world size, a whole number, or unset it")
-    return max([1, *(int(value) for value in sizes if _is_number(value))])
+    own = os.environ.get(RANKED, "").strip()
+    if own:
+        if not _is_number(own):
+            raise UsageError(f"{RANKED}={own!r:.80}: write the world size, a whole number, or unset it")
+        return RANKED, int(own)
+    for name in LAUNCHERS:
+        size = os.environ.get(name, "").strip()
+        if _is_number(size) and int(size) > 1:
+            return name, int(size)
+    return "", 1
 
 
 def check() -> None:

@@ -23,8 +23,9 @@ def test_a_limit_that_no_wait_can_have_is_refused(value: str, monkeypatch: pytes
 def test_a_world_size_that_is_no_number_is_refused_or_ignored(
     value: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setenv("WORLD_SIZE", value)
-    assert environment.world_size() == 1
+    for name in environment.LAUNCHERS:
+        monkeypatch.setenv(name, value)
+    assert environment.world_size() == ("", 1)
     monkeypatch.setenv(environment.RANKED, value)
     with pytest.raises(UsageError, match="write the world size") as caught:
         environment.world_size()

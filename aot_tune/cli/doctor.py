@@ -16,7 +16,7 @@ from aot_tune.cli.documents.recorded import RecordedState, recorded_states, stat
 from aot_tune.errors import AotTuneError
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.nvml import Gpu, driver_version, visible_gpus
-from aot_tune.serve.rank import is_rank
+from aot_tune.serve.rank import ranked_by
 from aot_tune.serve.search import cache
 from aot_tune.values.arch import Arch
 from aot_tune.values.text import aligned, counted
@@ -75,8 +75,8 @@ class Diagnosis:
     arch: Arch
     """Arch of the tables below."""
 
-    ranked: bool
-    """Whether the process is a rank, which never searches and reads no cache."""
+    ranked: str | None
+    """Variable that makes the process a rank, which never searches and reads no cache; None for no rank."""
 
     tables: tuple[TableState, ...]
     """Files that are read for each kernel's table, in reading order."""
@@ -128,7 +128,7 @@ def diagnose(arch: Arch, modules: Sequence[str] = ()) -> Diagnosis:
         driver=driver_version(),
         gpus=gpus,
         arch=arch,
-        ranked=_is_rank(),
+        ranked=_ranked_by(),
         tables=tuple(tables),
         recorded=tuple(recorded_states(folders, arch)),
         recorded_folders=tuple(folders),
@@ -164,7 +164,7 @@ def diagnosis_lines(diagnosis: Diagnosis) -> list[str]:
         ("driver", diagnosis.driver or "none found"),
         ("GPUs", ", ".join(gpus) or ("NVML does not answer" if diagnosis.gpus is None else "none")),
         ("arch", f"{diagnosis.arch}" + ("" if gpus else " (no GPU is visible)")),
-        ("rank", "yes: shipped tables only, no search" if diagnosis.ranked else "no"),
+        ("rank", f"yes, by {diagnosis.ranked}: shipped tables only, no search" if diagnosis.ranked else "no"),
         ("cache", f"{diagnosis.cache.folder or 'none'}: {diagnosis.cache.state}"),
     ]
     tables = [("  " + file.kernel, file.state, str(file.path)) for file in diagnosis.tables]
@@ -190,11 +190,11 @@ def _installed(distribution: str) -> str | None:
         return None
 
 
-def _is_rank() -> bool:
+def _ranked_by() -> str | None:
     try:
-        return is_rank()
+        return ranked_by()
     except AotTuneError:  # `_installation_remarks` reports it
-        return False
+        return None
 
 
 def _installation_remarks() -> Iterator[str]:

@@ -32,7 +32,8 @@ def scale(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Tunable:
     for name in environment.DESCRIPTIONS:
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv("AOT_TUNE_CACHE_DIR", str(tmp_path / "cache"))
-    monkeypatch.delenv("WORLD_SIZE", raising=False)
+    for name in environment.LAUNCHERS:
+        monkeypatch.delenv(name, raising=False)
     write(tmp_path / "own", scale_table())
     return scale_in(tmp_path / "own")["scale"].tunable
 

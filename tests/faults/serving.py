@@ -677,7 +677,7 @@ def ranks(row: Row) -> None:
     """B10: a process that searched becomes a rank: it must choose as a fresh rank does."""
     searches: list[Problem] = []
     _found_by_search(row, searches)
-    for name in ("WORLD_SIZE", environment.RANKED):
+    for name in ("WORLD_SIZE", environment.RANKED):  # which may be set later, unlike those of B20
         os.environ[environment.CACHE_DIR] = str(row.place(f"cache {name}"))
         tuned = _tuned(row.place(name))
         with row.no_loss(f"B10 {name}"):
@@ -1126,6 +1126,29 @@ def replays(row: Row) -> None:
             row.expect(replayed or (reported and refused), f"B19 {name}, {mode}: {done.stderr[-200:]}")
 
 
+def launched_ranks(row: Row) -> None:
+    """B20: mpirun, srun or PMI started this process as one of several; AOT_TUNE_RANKED says otherwise."""
+    searches: list[Problem] = []
+    _found_by_search(row, searches)
+    given = [dict.fromkeys([name], size) for name in environment.LAUNCHERS for size in ("2", "4096")]
+    for variables in (*given, {"WORLD_SIZE": "1", "PMI_SIZE": "2"}):
+        for own in ("", "1", "2"):
+            name = f"B20 {variables} {own}"
+            tuned = _tuned(row.place(name))
+            os.environ.update({**variables, environment.CACHE_DIR: str(row.place(f"cache {name}"))})
+            os.environ[environment.RANKED] = own
+            row.injected()
+            searches.clear()
+            with row.no_loss(name):
+                for _ in range(2):
+                    tuned.launch(*_tensors(4096))
+            searched = own == "1"
+            row.expect(set(row.launched[-2:]) == {FOUND if searched else FAR}, f"{name}: {row.launched[-2:]}")
+            row.expect(bool(searches) == searched, f"{name}: searched {searches}")
+            for variable in (*variables, environment.RANKED):
+                del os.environ[variable]
+
+
 SCENARIOS: dict[str, Callable[[Row], None]] = {
     "B1": odd_tables,
     "B2": odd_texts,
@@ -1146,6 +1169,7 @@ SCENARIOS: dict[str, Callable[[Row], None]] = {
     "B17": compiler_caches,
     "B18": refused_cubins,
     "B19": replays,
+    "B20": launched_ranks,
 }
 """By row of the README's table."""
 
@@ -1159,7 +1183,7 @@ def run(name: str, folder: Path, tally: Tally, *, seed: int = 0, more: bool = Fa
 
     folder.mkdir(parents=True)
     variables = {key: value for key, value in os.environ.items() if key not in environment.DESCRIPTIONS}
-    for gone in ("WORLD_SIZE", injector.PLAN):
+    for gone in (*environment.LAUNCHERS, injector.PLAN):
         variables.pop(gone, None)
     variables |= {
         "PYTHONPATH": str(ROOT),

@@ -13,7 +13,7 @@ from tests.support import driver as fake_driver
 
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in (*environment.DESCRIPTIONS, "WORLD_SIZE"):
+    for name in (*environment.DESCRIPTIONS, *environment.LAUNCHERS):
         monkeypatch.delenv(name, raising=False)
 
 

@@ -16,7 +16,7 @@ from tests.support.samples import SM90
 
 @pytest.fixture(autouse=True)
 def _no_variables(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
-    for name in (*environment.DESCRIPTIONS, "WORLD_SIZE"):
+    for name in (*environment.DESCRIPTIONS, *environment.LAUNCHERS):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setenv(environment.CACHE_DIR, str(tmp_path / "cache"))
 

@@ -5,15 +5,16 @@ from __future__ import annotations
 import subprocess
 import sys
 import types
+from typing import Any
 
 import pytest
 
 from aot_tune import environment
 from aot_tune.errors import UsageError
-from aot_tune.serve.rank import is_rank
+from aot_tune.serve.rank import is_rank, rank_in_words
 
 
-@pytest.mark.parametrize("name", ["WORLD_SIZE", environment.RANKED])
+@pytest.mark.parametrize("name", [*environment.LAUNCHERS, environment.RANKED])
 @pytest.mark.parametrize(
     ("value", "ranked"), [("2", True), (" 8 ", True), ("1", False), ("0", False), ("", False)]
 )
@@ -23,6 +24,31 @@ def test_b10_a_world_size_above_one_makes_a_rank(
     """B10: told by the environment."""
     monkeypatch.setenv(name, value)
     assert is_rank() is ranked
+
+
+@pytest.mark.parametrize("name", environment.LAUNCHERS)
+def test_b20_our_variable_decides_alone_and_a_sentence_says_which_did(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(name, "2")
+    assert str(rank_in_words()).startswith(
+        f"this process is a rank by {name}=2, and searches nothing: set AOT"
+    )
+    monkeypatch.setenv(environment.RANKED, "1")
+    assert (is_rank(), rank_in_words()) == (False, None)
+    monkeypatch.setitem(sys.modules, "torch.distributed", _world(2))
+    assert not is_rank()
+    monkeypatch.setenv(environment.RANKED, "4")
+    monkeypatch.setenv(name, "1")
+    assert is_rank()
+    monkeypatch.delenv(environment.RANKED)
+    assert "a rank by a torch.distributed world of 2, and" in str(rank_in_words())
+
+
+def _world(size: int, initialised: bool = True) -> Any:
+    return types.SimpleNamespace(
+        is_available=lambda: True, is_initialized=lambda: initialised, get_world_size=lambda: size
+    )
 
 
 @pytest.mark.parametrize("value", ["x", "-1", "²"])
@@ -44,10 +70,7 @@ def test_b10_torch_distributed_tells_once_it_is_initialised(
     initialised: bool, size: int, ranked: bool, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B10: told by torch."""
-    fake = types.SimpleNamespace(
-        is_available=lambda: True, is_initialized=lambda: initialised, get_world_size=lambda: size
-    )
-    monkeypatch.setitem(sys.modules, "torch.distributed", fake)  # type: ignore[arg-type]
+    monkeypatch.setitem(sys.modules, "torch.distributed", _world(size, initialised))
     assert is_rank() is ranked
 
 

@@ -41,7 +41,8 @@ def start(
 ) -> subprocess.Popen[str]:
     """A scenario in a process without anybody's variables, its cubins in `archives`."""
     told = {name: value for name, value in os.environ.items() if name not in environment.DESCRIPTIONS}
-    told.pop("WORLD_SIZE", None)
+    for name in environment.LAUNCHERS:
+        told.pop(name, None)
     told |= {environment.TABLES: str(archives), environment.CACHE_DIR: str(cache), **variables}
     return subprocess.Popen(
         [sys.executable, "-m", module, scenario, *arguments],

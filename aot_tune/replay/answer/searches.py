@@ -42,7 +42,7 @@ from aot_tune.replay.problem import read_problem
 from aot_tune.replay.spelling import space_hash, texts_of
 from aot_tune.replay.table import RecordedEntry, name_of
 from aot_tune.serve.missed import note
-from aot_tune.serve.rank import is_primed, is_rank
+from aot_tune.serve.rank import is_primed, rank_in_words
 from aot_tune.serve.runtime import runtime
 from aot_tune.values.arch import Arch
 from aot_tune.warn import warn
@@ -218,8 +218,8 @@ def records_of(kernel: Any, arch: Arch) -> KernelRecords:
 
 def why_not_searched() -> str | None:
     """Return why this process makes no search now, in words; None where it may."""
-    if is_rank():
-        return "this process is a rank"
+    if reason := rank_in_words():
+        return reason
     if is_primed():
         return "this process was primed"
     if environment.search_disabled():

@@ -14,6 +14,7 @@ from aot_tune.nvidia import cutile
 from aot_tune.serve.kernels import Cubins
 from aot_tune.serve.loader import folders
 from aot_tune.serve.missed import note
+from aot_tune.serve.rank import rank_in_words
 from aot_tune.tables.gpu_models import measured_on, other_gpu_model
 from aot_tune.values.arch import Arch
 from aot_tune.values.device import Device
@@ -25,6 +26,9 @@ _MOST_WARNINGS = 32
 
 _WARNED_MODELS: set[tuple[str, str]] = set()
 """Pairs of a table's GPU model and this machine's that this process has warned of, for all declarations."""
+
+_RANK_REPORTED: list[str] = []
+"""What makes this process a rank, once its first miss has reported it."""
 
 
 class Messages:
@@ -96,7 +100,11 @@ class Messages:
         self._warned.add(problem)
         if len(self._warned) <= _MOST_WARNINGS:
             places = [folder for folder, _ in folders(self._tunable)]
-            warn(miss_message(self._tunable, arch, problem, choice, places), MissWarning)
+            message = miss_message(self._tunable, arch, problem, choice, places)
+            if (rank := rank_in_words()) and not _RANK_REPORTED:
+                _RANK_REPORTED.append(rank)
+                message = f"{message}; {rank}"
+            warn(message, MissWarning)
         else:
             warn(
                 f"{self._tunable.name} met more than {_MOST_WARNINGS} problems that nothing was tuned for; "

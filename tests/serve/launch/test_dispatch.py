@@ -306,6 +306,18 @@ def test_without_a_compiler_one_config_is_not_replaced_by_the_default(
         batched.launch(*tensors(64), batch_invariant=True)
 
 
+@pytest.mark.process
+def test_b20_the_first_miss_of_a_rank_says_what_made_it_one(
+    tuned: Tunable, launched: Launched, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(messages, "_RANK_REPORTED", [])
+    monkeypatch.setenv("SLURM_STEP_NUM_TASKS", "16")
+    for rows, count in ((4096, 1), (16384, 0)):
+        with pytest.warns(MissWarning) as caught:
+            tuned.launch(*tensors(rows))
+        assert str(caught[0].message).count("this process is a rank by SLURM_STEP_NUM_TASKS=16, and") == count
+
+
 def test_a_size_of_zero_is_not_launched(tuned: Tunable, launched: Launched) -> None:
     tuned.launch(*tensors(0))
     tuned.launch(*tensors(0))
