@@ -1,4 +1,4 @@
-"""The faults B1 to B18 of `aot_tune/serve/INSIDE.md`, each done to a serving process of its own.
+"""The faults B1 to B20 of `aot_tune/serve/INSIDE.md`, each done to a serving process of its own.
 
 ``python -m tests.faults.serving B3 FOLDER SEED [full]`` does one row's faults and prints its tally as JSON.
 A launch or look-up that raises what it should not is *lost*; one with another config than the rule's is

@@ -1,4 +1,4 @@
-"""Serving processes survive the faults B1 to B18: nothing is lost, wrong or hung."""
+"""Serving processes survive the faults B1 to B20: nothing is lost, wrong or hung."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from tests.faults.world import Tally, World
 
 pytestmark = pytest.mark.process
 
-SLOW = ("B1", "B3", "B4", "B6", "B7", "B8", "B11", "B12", "B13", "B14", "B15", "B17", "B18", "B19")
+SLOW = ("B1", "B3", "B4", "B6", "B7", "B8", "B11", "B12", "B13", "B14", "B15", "B17", "B18", "B19", "B20")
 """Rows of many processes, of long waits or of all shipped kernels: `make test` leaves them out."""
 
 
