@@ -8,20 +8,19 @@ AOT_TUNE_ON_MISS is ``error``.
 from __future__ import annotations
 
 import os
-import weakref
 from typing import Any
 
 from aot_tune.nvidia import cutile
 from aot_tune.replay.answer.places import recorder
-from aot_tune.replay.answer.records import folders_of, paths_of
+from aot_tune.replay.answer.records import ByCode, folders_of, paths_of
 from aot_tune.replay.fit import recorded_code
 from aot_tune.replay.table import name_of
 from aot_tune.serve.kernels import Cubins, refuse_capture, refuse_compiling
 from aot_tune.serve.rank import may_compile, set_replaying
 from aot_tune.values.arch import Arch
 
-_cubins: weakref.WeakKeyDictionary[Any, Cubins] = weakref.WeakKeyDictionary()
-"""Cubins by kernel function: a library makes many kernels of one function, with other hints."""
+_cubins = ByCode()
+"""Cubins by kernel: a library makes many kernels of one function, with other hints."""
 
 
 def begin() -> None:
@@ -53,11 +52,12 @@ def _source(kernel: Any, arch: Arch) -> cutile.CubinSource | None:
             return None
 
         return refuse
-    cubins = _cubins.get(function)
-    if cubins is None:
+    known = _cubins.of(kernel)
+    if name not in known:
         # No lock: a fork could inherit it locked. Two threads may read; both take the first.
         code, folders = recorded_code(kernel), folders_of(kernel)
-        cubins = _cubins.setdefault(function, Cubins(code, lambda: folders))
+        known.setdefault(name, Cubins(code, lambda: folders))
+    cubins: Cubins = known[name]
     hints = tuple(cutile.hints_of(kernel, arch).items())
 
     def find(signature: str, arch: Arch) -> cutile.Cubin | None:

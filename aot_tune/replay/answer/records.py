@@ -9,6 +9,7 @@ warning.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -23,11 +24,12 @@ from aot_tune.replay.files import read_recorded
 from aot_tune.replay.fit import hash_now, misfit
 from aot_tune.replay.nearest import distance, larger
 from aot_tune.replay.problem import Problem, parameters_of, read_problem
+from aot_tune.replay.spelling import spelled, text_of
 from aot_tune.replay.table import RecordedEntry, RecordedTable, file_name
 from aot_tune.tables.store import folder_of_package
 from aot_tune.values.arch import Arch
 from aot_tune.values.text import error_in_words
-from aot_tune.warn import warn
+from aot_tune.warn import warn_once
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -42,6 +44,37 @@ class Found:
 
     doublings: int | None
     """Distance to the recorded problem; None where it is the same problem."""
+
+
+class ByCode:
+    """Values by a kernel's code, so that kernels which a library makes anew in each call share them.
+
+    Two functions share if they have one code object, and closures and defaults of equal spelling. A reload
+    makes another code object.
+    """
+
+    def __init__(self) -> None:
+        self._values: dict[int, dict[object, dict[Any, Any]]] = {}
+        self.clear = self._values.clear
+
+    def of(self, kernel: Any) -> dict[Any, Any]:
+        """Return the values of a kernel, which the caller may add to."""
+        function = cutile.python_function(kernel)
+        text = _closure(function)
+        owner = function if text is None else function.__code__
+        if id(owner) not in self._values:
+            weakref.finalize(owner, self._values.pop, id(owner), None)
+        return self._values.setdefault(id(owner), {}).setdefault(text, {})
+
+
+def _closure(function: Any) -> str | None:
+    """Return the values that a function was made with as text; None where they have no spelling."""
+    try:
+        values = [cell.cell_contents for cell in function.__closure__ or ()]
+        tensors = any(hasattr(value, "shape") for value in values)  # printing one waits for the GPU
+        return None if tensors else text_of(spelled([*values, function.__defaults__]))
+    except Exception:  # also an empty cell
+        return None
 
 
 class KernelRecords:
@@ -125,9 +158,9 @@ def _tables(kernel: Any, arch: Arch) -> Iterator[RecordedTable]:
                 now = hash_now(kernel)
             reason = misfit(table, kernel, arch, now)
         except Exception as error:  # whatever a file holds, serving goes on
-            warn(f"{error_in_words(error)}; it is left out: restore {path}, or remove it", TableWarning)
+            warn_once(f"{error_in_words(error)}; it is left out: restore {path}, or remove it", TableWarning)
             continue
         if reason is not None:
-            warn(f"{path} is left out: {reason}; record again: aot-tune record", TableWarning)
+            warn_once(f"{path} is left out: {reason}; record again: aot-tune record", TableWarning)
             continue
         yield table

@@ -25,7 +25,6 @@ from __future__ import annotations
 import functools
 import inspect
 import math
-import weakref
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -35,7 +34,7 @@ from aot_tune import environment
 from aot_tune.errors import MissError, MissWarning, NotRecordableError
 from aot_tune.nvidia import cutile
 from aot_tune.replay.answer.places import recorder
-from aot_tune.replay.answer.records import Found, KernelRecords
+from aot_tune.replay.answer.records import ByCode, Found, KernelRecords
 from aot_tune.replay.document import arguments_json
 from aot_tune.replay.nearest import ANY, NEAR
 from aot_tune.replay.problem import read_problem
@@ -92,8 +91,8 @@ class SearchCall:
         )
 
 
-_records: weakref.WeakKeyDictionary[Any, dict[tuple[Arch, str], KernelRecords]] = weakref.WeakKeyDictionary()
-"""Records by kernel function, then arch and decorator's hints: libraries make many kernels of a function."""
+_records = ByCode()
+"""Records by kernel, then arch and decorator's hints."""
 
 _misses: dict[str, int] = {}
 """Number of misses of each kernel."""
@@ -200,19 +199,20 @@ def _note(call: SearchCall, name: str) -> None:
 
 
 def records_of(kernel: Any, arch: Arch) -> KernelRecords:
-    """Return a kernel's recorded searches, read once per function.
+    """Return a kernel's recorded searches, read once for its code.
 
     Raises:
         NotRecordableError: `kernel` is no kernel.
     """
     if not cutile.is_kernel(kernel):
         raise NotRecordableError(f"the kernel is a {type(kernel).__name__}, not a ct.kernel")
-    known = _records.setdefault(cutile.python_function(kernel), {})
+    known = _records.of(kernel)
     key = (arch, repr(cutile.default_hints(kernel)))
-    records = known.get(key)
+    records: KernelRecords | None = known.get(key)
     if records is None:
         # No lock: a fork could inherit it locked. Two threads may read; both take the first.
         records = known.setdefault(key, KernelRecords(kernel, arch))
+    assert records is not None
     return records
 
 

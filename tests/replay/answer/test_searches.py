@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
+import inspect
 import math
 import sys
 import warnings
@@ -11,6 +13,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import cuda.tile as ct
 import pytest
 import torch
 
@@ -18,9 +21,11 @@ from aot_tune import environment
 from aot_tune.declare.fingerprint.hashing import kernel_hash
 from aot_tune.errors import MissError, MissWarning, TableWarning
 from aot_tune.nvidia import cutile
-from aot_tune.replay.answer import searches
+from aot_tune.replay.answer import records, searches
 from aot_tune.replay.answer.install import install, uninstall
+from aot_tune.replay.answer.records import ByCode
 from aot_tune.replay.document import dump
+from aot_tune.replay.files import read_recorded
 from aot_tune.replay.problem import read_problem
 from aot_tune.replay.spelling import space_hash, spelled, texts_of
 from aot_tune.replay.table import Library, RecordedEntry, RecordedTable, file_name
@@ -298,3 +303,51 @@ def test_a_library_that_imported_it_by_name_gets_cutiles_own_back(monkeypatch: p
     assert not cutile.stands_in(sys.modules["cuda.tile.tune"].exhaustive_search)
     install()
     assert cutile.stands_in(tuned_once.exhaustive_search)
+
+
+def made_anew(factor: int, helper: Any = None) -> Any:
+    """A kernel of a closure, as a library makes it in each call."""
+
+    @ct.kernel
+    def closed_kernel(x, out, n, scale, TILE: ct.Constant[int]):
+        tile = ct.load(x, index=(ct.bid(0),), shape=(TILE,)) * factor
+        ct.store(out, index=(ct.bid(0),), tile=ct.astype(tile if helper is None else helper(tile), out.dtype))
+
+    return closed_kernel
+
+
+def test_a_kernel_that_is_made_anew_is_read_hashed_and_warned_of_once(
+    put: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    name = "made_anew.<locals>.closed_kernel"
+    path = put(recorded(1024, SPACE[7])).with_name(file_name(__name__, name))
+    path.write_bytes(dump(table(recorded(1024, SPACE[7]), module=__name__, kernel=name)))
+    read: list[Path] = []
+    monkeypatch.setattr(records, "read_recorded", lambda path: read.append(path) or read_recorded(path))
+    monkeypatch.setenv(environment.ON_MISS, "default")
+    with warnings.catch_warnings(record=True) as warned:
+        warnings.simplefilter("always")
+        for _ in range(20):
+            tuned(*tensors(1024), kernel=made_anew(2))
+            assert read == [path]
+        tuned(*tensors(1024), kernel=made_anew(3))
+        tuned(*tensors(1024), kernel=made_anew(2, helper=lambda tile: tile))
+        tuned(*tensors(1024), kernel=made_anew(2, helper=lambda tile: tile))
+    assert read == [path] * 4  # another closure is other code, and a function has no spelling
+    said = [str(one.message) for one in warned if one.category is TableWarning]
+    assert all("the code of made_anew.<locals>.closed_kernel changed" in one for one in said)
+    assert len(said) == len(set(said)) == 3
+
+
+def test_records_are_forgotten_with_the_code_that_they_are_for(put: Callable[..., Path]) -> None:
+    put(recorded(1024, SPACE[7]))
+    texts = dict(vars(sys.modules[__name__]))
+    exec(inspect.getsource(made_anew), texts)
+    kept = ByCode()
+    kept.of(texts["made_anew"](2))["a"] = 1
+    assert kept.of(texts["made_anew"](2)) == {"a": 1}
+    assert kept.of(texts["made_anew"](True)) == {}
+    assert kept.of(made_anew(2)) == {}
+    del texts
+    gc.collect()
+    assert len(kept._values) == 1
