@@ -12,6 +12,7 @@ gives the reason. A checkout without archives is served without warnings.
 from __future__ import annotations
 
 import os
+import weakref
 from collections.abc import Callable, Sequence
 from functools import cache
 from pathlib import Path
@@ -64,11 +65,13 @@ class HintedKernels:
         key = (config.kernel, hints)
         kernel = self._made.get(key)
         if kernel is None:
-            made = cutile.with_hints(
-                self._tunable.kernel_of(config),
-                config.hints,
-                lambda signature, arch: self._cubin(hints, signature, arch),
-            )
+            asked = weakref.ref(self)  # the kernel is kept, the declaration is not
+
+            def cubin(signature: str, arch: Arch) -> cutile.Cubin | None:
+                kernels = asked()
+                return None if kernels is None else kernels._cubin(hints, signature, arch)
+
+            made = cutile.with_hints(self._tunable.kernel_of(config), config.hints, cubin)
             kernel = self._made.setdefault(key, made)  # where two threads make it, both take the first
         return kernel
 

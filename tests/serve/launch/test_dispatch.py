@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 import dataclasses
+import gc
 import json
 import os
 import sqlite3
 import sys
 import threading
 import warnings
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import suppress
 from pathlib import Path
@@ -370,6 +372,32 @@ def test_arguments_may_be_given_by_name(tuned: Tunable, launched: Launched) -> N
     source, target = tensors(64)
     tuned.launch(target=target, source=source)
     assert launched() == [blocks(64, 1024, AT_64)]
+
+
+@pytest.mark.process
+@pytest.mark.filterwarnings("ignore::aot_tune.errors.MissWarning")
+def test_a_declaration_that_nobody_holds_is_freed_and_its_kernels_are_kept(
+    tuned: Tunable, launched: Launched
+) -> None:
+    """The process aborts when a launched kernel is collected during a capture."""
+    declared, kernels = [], []
+    for number in range(100):
+        tunable = dataclasses.replace(tuned)
+        if number < 2:
+            tunable.launch(*tensors(64))
+            tunable.launch(*tensors(3000))
+        kernels.append(weakref.ref(dispatcher_of(tunable).kernels.of(AT_64)))
+        declared.append(weakref.ref(tunable))
+    launch = tunable.launch
+    del tunable
+    gc.collect()
+    assert [number for number, one in enumerate(declared) if one() is not None] == [99]
+    launch(*tensors(64))
+    del launch
+    gc.collect()
+    assert [one() for one in declared] == [None] * 100
+    assert None not in [one() for one in kernels]
+    assert len(launched()) == 5
 
 
 @pytest.mark.process
