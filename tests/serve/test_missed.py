@@ -111,3 +111,20 @@ def test_a_forked_child_writes_to_a_file_of_its_own(file: Path) -> None:
         os._exit(0)
     os.waitpid(child, 0)
     assert file.with_name(f"missed.{child}").read_text() == file.read_text()
+
+
+def test_a_process_goes_on_with_the_file_of_an_earlier_one_that_had_its_number(
+    file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In a container each start has the number 1."""
+    monkeypatch.setattr(missed, "MOST_LINES", 4)
+    for _ in range(3):
+        monkeypatch.setattr(missed, "_files", {})
+        for size in (1, 2):
+            note({"M": size})
+    assert file.read_text() == '{"M":1}\n{"M":2}\n'
+    file.write_text(file.read_text() + '{"M"')
+    monkeypatch.setattr(missed, "_files", {})
+    for size in (1, 3, 4, 5):
+        note({"M": size})
+    assert file.read_text() == '{"M":1}\n{"M":2}\n{"M"\n{"M":3}\n'
