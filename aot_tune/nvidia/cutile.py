@@ -19,6 +19,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from functools import cache, partial
@@ -422,6 +423,28 @@ def _mangled(signature: Any, name: str) -> str:
     collected = names._CollectedGlobals(dataclasses=set(), enums=set())
     parts = (names._mangle_constraint(parameter, groups, collected) for parameter in signature.parameters)
     return "_".join([f"{name}_K{signature.calling_convention.code}", *parts])
+
+
+_COMPILING = "cuda.tile._compile"
+"""CuTile's compiling half, which the first compilation imports."""
+
+
+def _wait_for_import() -> None:
+    """Wait until another thread has imported cuTile's compiling half: a forked child would wait for ever."""
+    if _COMPILING in sys.modules:
+        with suppress(Exception):
+            import_module(_COMPILING)
+
+
+def _renew_lock() -> None:
+    """Renew cuTile's lock in a forked child: the thread that compiles stays in the parent."""
+    compiling: Any = sys.modules.get(_COMPILING)
+    if hasattr(compiling, "_compiler_lock") and private_names_known():
+        compiling._compiler_lock = threading.RLock()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_wait_for_import, after_in_child=_renew_lock)
 
 
 # Signatures -------------------------------------------------------------------------------------------------

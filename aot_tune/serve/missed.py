@@ -2,8 +2,9 @@
 
 A line is a JSON object: ``{"kernel": "matmul", "arch": "sm90", "problem": {"M": 300, ...}}`` for a declared
 kernel, which `aot-tune tune --problems FILE` reads, and ``{"search": "lib.ops.kernel", ...}`` for a search
-that was not recorded. Each process appends to a file of its own, whole lines, each problem once, also where an
-earlier process had its number, as in a container. Nothing is written while a graph is captured.
+that was not recorded. Each process appends to a file of its own, whole lines, each problem once. Where an
+earlier process had its number, as in a container, it goes on with that file. Nothing is written while a graph
+is captured.
 """
 
 from __future__ import annotations

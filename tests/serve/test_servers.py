@@ -88,6 +88,48 @@ go.set(); thread.join()
     assert told.stdout.strip() == "0"
 
 
+def test_a_forked_child_compiles_while_a_thread_of_its_parent_does_or_imports() -> None:
+    code = """
+import os, signal, sys, threading
+import cuda.tile
+import aot_tune.nvidia.cutile
+inside, go = threading.Event(), threading.Event()
+
+class Slow:
+    def find_spec(self, name, path, target=None):
+        if "cuda.tile._compile" in sys.modules and name.startswith("cuda.tile."):
+            inside.set(); go.wait()
+
+def forked(work):
+    child = os.fork()
+    if child == 0:
+        signal.alarm(10); work(); os._exit(0)
+    return os.waitpid(child, 0)[1]
+
+def compiling():
+    import cuda.tile._compile
+    return cuda.tile._compile
+
+sys.meta_path.insert(0, Slow())
+thread = threading.Thread(target=compiling); thread.start(); inside.wait()
+threading.Timer(0.3, go.set).start()
+codes = [forked(compiling)]
+thread.join(); inside.clear(); go.clear()
+def compile_one():
+    with compiling()._compiler_lock:
+        inside.set(); go.wait()
+thread = threading.Thread(target=compile_one); thread.start(); inside.wait()
+codes.append(forked(lambda: compiling()._compiler_lock.acquire()))
+go.set(); thread.join()
+print(codes)
+"""
+    program = "import warnings; warnings.simplefilter('ignore')\n" + code
+    told = subprocess.run(
+        [sys.executable, "-c", program], capture_output=True, text=True, check=True, timeout=120
+    )
+    assert told.stdout.strip() == "[0, 0]"
+
+
 @pytest.mark.parametrize("rows", [64, 100], ids=["the edge of a bucket", "a size inside, by the rule"])
 def test_a_worker_forked_while_a_thread_of_the_server_resolves_launches(
     rows: int, tuned: Tunable, driver: Driver
