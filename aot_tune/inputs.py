@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Sequence
 
 import torch
@@ -116,11 +117,25 @@ def named_dtype(dtype: str | torch.dtype) -> torch.dtype:
         return dtype
     resolved = getattr(torch, dtype, None)
     if not isinstance(resolved, torch.dtype):
-        near = _SHORT.get(dtype) or next(iter(difflib.get_close_matches(dtype, _names(), n=1)), "bfloat16")
-        raise ValueError(f"torch has no dtype called {dtype!r}; write {near!r}")
+        near = " or ".join(map(repr, _near(dtype)))
+        raise ValueError(f"torch has no dtype called {dtype!r}; write {near}")
+    if _WITHOUT_ARITHMETIC.fullmatch(dtype):
+        raise ValueError(
+            f"torch cannot compute in {dtype!r}; pack such values into 'uint8', and unpack them in the kernel"
+        )
     return resolved
 
 
-def _names() -> list[str]:
-    """Return the names of all of torch's dtypes."""
-    return [name for name, value in vars(torch).items() if isinstance(value, torch.dtype)]
+_WITHOUT_ARITHMETIC = re.compile(r"u?int[1-7]|bit|bits\w+|q\w+")
+"""Names of torch's dtypes that hold bits alone."""
+
+
+def _near(dtype: str) -> list[str]:
+    """Return the names that may be meant: in lower case, of a short name, all that begin so, the nearest."""
+    wanted = dtype.lower()
+    names = sorted({str(value)[6:] for value in vars(torch).values() if isinstance(value, torch.dtype)})
+    names = [name for name in names if not _WITHOUT_ARITHMETIC.fullmatch(name)]
+    if wanted in (*names, *_SHORT):
+        return [_SHORT.get(wanted, wanted)]
+    beginning = [name for name in names if wanted and name.startswith(wanted)]
+    return beginning or difflib.get_close_matches(wanted, names, n=1) or ["bfloat16"]

@@ -56,10 +56,32 @@ def test_zeros_and_full_hold_one_value_in_any_dtype(dtype):
 
 @pytest.mark.parametrize(
     ("name", "right"),
-    [("bf16", "bfloat16"), ("fp8", "float8_e4m3fn"), ("flaot16", "float16"), ("?", "bfloat16")],
+    [
+        ("bf16", "bfloat16"),
+        ("BF16", "bfloat16"),
+        ("BFloat16", "bfloat16"),
+        ("FLOAT32", "float32"),
+        ("fp8", "float8_e4m3fn"),
+        ("float8_e5", "float8_e5m2' or 'float8_e5m2fnuz"),
+        ("flaot16", "float16"),
+        ("?", "bfloat16"),
+        ("", "bfloat16"),
+    ],
 )
 def test_a_name_that_is_no_dtype_is_told_the_nearest(name, right):
     with pytest.raises(ValueError, match=f"no dtype called '{re.escape(name)}'; write '{right}'$"):
+        inputs.named_dtype(name)
+
+
+def test_half_a_name_is_told_all_that_begin_so():
+    with pytest.raises(ValueError, match=r"write 'float8_e4m3fn' or .*'float8_e5m2' or ") as refusal:
+        inputs.named_dtype("float8")
+    assert str(refusal.value).count("'float8_") >= 4
+
+
+@pytest.mark.parametrize("name", ["int4", "uint1", "bits8", "quint8"])
+def test_a_dtype_that_torch_cannot_compute_in_is_refused(name):
+    with pytest.raises(ValueError, match=f"cannot compute in '{name}'; pack such values into 'uint8'"):
         inputs.named_dtype(name)
 
 

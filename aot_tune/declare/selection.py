@@ -141,7 +141,8 @@ def chosen_problems(tunable: Declaration, wanted: Mapping[str, Value]) -> tuple[
     """Return the problems of a kernel that have the `wanted` values.
 
     If all values of a problem are given, it is this problem, declared or not. If some are given, they are the
-    declared problems with these values; a size on a Pow2 axis agrees with all sizes of its bucket.
+    declared problems with these values; a size on a Pow2 axis takes the place of all declared sizes of its
+    bucket.
 
     Raises:
         UsageError: The kernel's problems have no such name or another type of value, or none agrees.
@@ -162,7 +163,10 @@ def chosen_problems(tunable: Declaration, wanted: Mapping[str, Value]) -> tuple[
     agreeing = tuple(problem for problem in tunable.typical_problems if _agrees(tunable, problem, wanted))
     if not agreeing:
         raise UsageError(_none_agrees(tunable, wanted))
-    return agreeing
+    problems = tuple(dict.fromkeys(problem.replaced(**wanted) for problem in agreeing))
+    for problem in problems:
+        _check_callable(tunable, problem)
+    return problems
 
 
 def problems_by_kernel(

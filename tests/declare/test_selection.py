@@ -8,6 +8,7 @@ import pytest
 
 from aot_tune.declare import selection
 from aot_tune.errors import ArchError, TuneError, UsageError
+from aot_tune.kernels import rms_norm_tunable
 from aot_tune.nvidia.nvml import Gpu
 from aot_tune.values.arch import Arch
 from tests.support.samples import SM90, scale, scale_in
@@ -119,7 +120,14 @@ def test_all_values_name_any_problem_declared_or_not() -> None:
 
 def test_some_values_mean_the_declared_problems_that_agree_a_bucketed_size_by_its_bucket() -> None:
     assert [problem["M"] for problem in selection.chosen_problems(scale, {"N": 1024})] == [1, 64, 256]
-    assert [problem["M"] for problem in selection.chosen_problems(scale, {"M": 200})] == [256]
+    (asked,) = selection.chosen_problems(scale, {"M": 200})
+    assert dict(asked) == {"dtype": "bfloat16", "M": 200, "N": 1024}
+
+
+def test_a_problem_without_its_dtype_is_of_the_sizes_that_were_asked() -> None:
+    problems = selection.chosen_problems(rms_norm_tunable, {"rows": 3, "cols": 4096})
+    assert {(problem["rows"], problem["cols"]) for problem in problems} == {(3, 4096)}
+    assert len({problem["dtype"] for problem in problems}) == len(problems)
 
 
 @pytest.mark.parametrize(
@@ -143,6 +151,6 @@ def test_a_problem_that_cannot_be_meant_is_refused_with_what_can(
 def test_a_problem_is_given_to_the_kernels_it_fits_and_refused_where_it_fits_none(tmp_path: Path) -> None:
     kernels = tuple(scale_in(tmp_path).values())
     chosen = selection.problems_by_kernel(kernels, ["M=1", "M=64", "M=60"])
-    assert [problem["M"] for problem in chosen["scale"]] == [1, 64]
+    assert [problem["M"] for problem in chosen["scale"]] == [1, 64, 60]
     with pytest.raises(UsageError, match="has no K"):
         selection.problems_by_kernel(kernels, ["K=3"])
