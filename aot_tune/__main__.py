@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import signal
 import sys
 
 _EXTRA = ("typer", "rich")
@@ -10,6 +11,8 @@ _EXTRA = ("typer", "rich")
 
 def main() -> None:
     """Run the command line; where a package is missing, print what to install."""
+    # A parent that ignores it would hide how this process's children end, and theirs.
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)
     try:
         from aot_tune.cli.app import app
     except ModuleNotFoundError as error:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import signal
 import subprocess
@@ -20,14 +21,20 @@ TIMEOUT_S = 3.0
 """A compiler's time limit here, seconds."""
 
 
+MISSING = {"gone": "/opt/cuda/bin/tileiras", "no cubin": "/tmp/scale_kernel1.cubin"}
+"""What a compilation does not find: the compiler, or what it should have written."""
+
+
 def install() -> None:
     """Start faulty compiling children from here on; the folder forgets what is to fail."""
     submit = pool.CompilePool.submit
     make = pool.CompilePool.__init__
 
-    def made(self: pool.CompilePool, workers: int, *args: object, **named: object) -> None:
+    def made(
+        self: pool.CompilePool, workers: int, timeout_s: float = 0.0, folder: Path = Path(), **named: object
+    ) -> None:
         named["target"] = f"{__name__}:FaultyCompiler"
-        make(self, workers, *args, timeout_s=TIMEOUT_S, **named)  # type: ignore[misc]
+        make(self, workers, TIMEOUT_S, folder, **named)  # type: ignore[misc]
 
     def submitted(self: pool.CompilePool, job: CompileJob) -> None:
         if any(is_of(job, fault.config) for fault in injector.plan().compilers):
@@ -44,7 +51,9 @@ def install() -> None:
 
 
 def is_of(job: CompileJob, config: str) -> bool:
-    """Whether a job compiles a config, by its constants in the signature."""
+    """Whether a job compiles a config, by its constants in the signature; an empty one is every config."""
+    if not config:
+        return True
     tile_m, tile_n = config.split("-")
     return job.signature.endswith(f"_I{tile_m}_I{tile_n}")
 
@@ -82,5 +91,9 @@ class FaultyCompiler(Compiler):
         elif kind == "leaves a child":
             subprocess.Popen([sys.executable, "-c", "import time; time.sleep(600)"])
             os.kill(os.getpid(), signal.SIGSEGV)
+        elif kind in MISSING:
+            raise FileNotFoundError(errno.ENOENT, os.strerror(errno.ENOENT), MISSING[kind])
+        elif kind == "full":
+            raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
         else:
             raise CutileError(f"scripted: {kind}")

@@ -83,6 +83,9 @@ class Plan:
     changed: Sequence[str] = ()
     """The functions of the declaration that are written in another way: reference, make_args."""
 
+    ignores_children: bool = False
+    """Whether the tuner is started with SIGCHLD ignored, as its parent may have done."""
+
     driver: str = "580.1"
     """The driver's version."""
 

@@ -1,4 +1,4 @@
-"""The faults A1 to A16 of `aot_tune/tuner/README.md`, each done to whole sweeps. `SCENARIOS` lists them.
+"""The faults of the rows A of `aot_tune/tuner/README.md`, each done to whole sweeps. `SCENARIOS` lists them.
 
 A faulty config is compared with a sweep whose declaration refuses that config: the same bytes must come out.
 Where the fault passes, the sweep is compared with an undisturbed one.
@@ -498,6 +498,39 @@ def lost_gpus(world: World, tally: Tally, more: bool) -> None:
         sweep.judge(_undisturbed(world), sweep.run(several, *then))
 
 
+# A20: the compiler -----------------------------------------------------------------------------------------
+
+LACKS = {
+    "gone": "the compiler is gone",
+    "full": "No space left on device",
+    "no cubin": "left no cubin",
+    "absent": "no cuTile compiler",
+}
+"""What compiling lacks on a machine, and what the message must name."""
+
+
+def nothing_compiles(world: World, tally: Tally, more: bool) -> None:
+    """A20: every compilation fails, over a good table and a good archive; or SIGCHLD is ignored."""
+    sweep = world.sweep("A20", tally)
+    sweep.run(Plan())
+    sweep.run(Plan(), "compile")
+    good = sweep.table(), sweep.archive.read_bytes()
+    for kind, words in LACKS.items():
+        plan = Plan(compilers=(Fault(kind=kind, phase="tuner" if kind == "absent" else "compile"),))
+        for verb in ((), ("compile",)):
+            ended = sweep.run(plan, *verb)
+            sweep.refused(ended, words)
+            if (sweep.table(), sweep.archive.read_bytes()) != good:
+                tally.add("lost", 1, f"{sweep.name}: table or archive is replaced, {kind}")
+            if "repair the kernel" in ended.said:
+                tally.add("wrong", 1, f"{sweep.name}: the kernel is blamed, {kind}")
+    fresh, ignoring = world.sweep("A20-ignored", tally), Plan(ignores_children=True)
+    fresh.judge(_undisturbed(world), fresh.run(ignoring, "--cubins", "fresh"))
+    fresh.told(fresh.run(ignoring, "compile", "--cubins", "fresh"))
+    if not fresh.archive.exists() or fresh.archive.read_bytes() != good[1]:
+        tally.add("wrong", 1, f"{fresh.name}: another archive")
+
+
 # One config in ten ------------------------------------------------------------------------------------------
 
 WAYS: dict[str, Sequence[Fault]] = {
@@ -563,6 +596,7 @@ SCENARIOS: dict[str, tuple[Scenario, ...]] = {
     "A14": (other_conditions,),
     "A15": (tables_there,),
     "A16": (lost_gpus,),
+    "A20": (nothing_compiles,),
 }
 """By row of the README's table."""
 

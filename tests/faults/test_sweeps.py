@@ -1,4 +1,4 @@
-"""Whole sweeps survive the faults A1 to A16: nothing is lost, wrong or hung."""
+"""Whole sweeps survive the faults of the rows A: nothing is lost, wrong or hung."""
 
 from __future__ import annotations
 

@@ -126,9 +126,13 @@ def main() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_DFL)
     signal.signal(signal.SIGINT, signal.default_int_handler)
     plan = injector.plan()
+    if plan.ignores_children:
+        injector.injected()
+        signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     nvml.install()
     _fail_calls(plan)
     _log_acknowledged()
+    from aot_tune.nvidia import cutile
     from aot_tune.tuner.measure import session, supervise
     from tests.faults import compilers
 
@@ -140,6 +144,9 @@ def main() -> None:
         limits.update({name: seconds for name, seconds in SHORT_LIMITS.items() if name in limits})
     if plan.compilers:
         compilers.install()
+    if any(fault.kind == "absent" for fault in plan.compilers):
+        injector.injected()
+        cutile.compiler_version = lambda: None
     if plan.jump_s:
         began, real = time.time(), time.time
         time.time = lambda: began + (real() - began) * 1e6

@@ -17,6 +17,7 @@ from dataclasses import dataclass, field
 from hashlib import sha256
 from pathlib import Path
 
+from aot_tune.cubins.archive import FILE_NAME
 from tests.faults import injector
 from tests.faults.injector import Plan
 from tests.support.other_compilers import MARK, marked
@@ -97,6 +98,11 @@ class Sweep:
         return self.folder / "tables" / "sm90" / "scale.json"
 
     @property
+    def archive(self) -> Path:
+        """The archive's file."""
+        return self.path.with_name(FILE_NAME)
+
+    @property
     def journal(self) -> Path:
         """The journal's file."""
         return self.folder / "journal" / "sm90" / "scale.jsonl"
@@ -114,24 +120,18 @@ class Sweep:
         }
 
     def start(self, plan: Plan, *more: str, **variables: str) -> subprocess.Popen[str]:
-        """Begin a sweep."""
+        """Begin a sweep; or, where `more` begins with ``compile``, its archive."""
         if plan.uuid == Plan.uuid:
             plan = dataclasses.replace(plan, uuid=self.uuid)
         plan.write(self.folder)
         cubins = self.folder / "cubins" if plan.compilers else CUBINS
         if plan.compilers and not cubins.exists():
             shutil.copytree(CUBINS, cubins)
-        paths = ["--out", "tables", "--journal", "journal", "--cubins", str(cubins)]
-        words = [
-            "tune",
-            "--module",
-            "tests.faults.small_kernel",
-            "--arch",
-            "sm90",
-            "--jobs",
-            "2",
-            *(() if "--gpus" in more else ("--gpus", "0")),
-        ]
+        verb, *options = more if "compile" in more else ("tune", *more)
+        words = [verb, "--module", "tests.faults.small_kernel", "--arch", "sm90", "--jobs", "2"]
+        words += ["--out", "tables", "--cubins", str(cubins)]
+        if verb == "tune":
+            words += ["--journal", "journal", *(() if "--gpus" in more else ("--gpus", "0"))]
         environment = {
             **os.environ,
             "PYTHONPATH": str(ROOT),
@@ -141,7 +141,7 @@ class Sweep:
             **variables,
         }
         return subprocess.Popen(
-            [sys.executable, "-m", "tests.faults.tuner_process", *words, *paths, *more],
+            [sys.executable, "-m", "tests.faults.tuner_process", *words, *options],
             cwd=self.folder, env=environment, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, text=True,
             start_new_session=True,
         )  # fmt: skip

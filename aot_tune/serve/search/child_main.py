@@ -34,6 +34,7 @@ def main() -> None:
     """Answer the request on stdin."""
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the compiler must learn how its own children end
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # output of imported modules must not mix with the answer
     request = json.load(sys.stdin)

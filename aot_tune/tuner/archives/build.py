@@ -235,9 +235,14 @@ def _written(
     wanted = [kernel for kernel in everything if (kernel.arch, kernel.folder) == place]
     path = folder / str(arch) / FILE_NAME
     new = {kernel.code.name: _cubins(kernel, results) for kernel in wanted}
-    kept = _kept(path, arch, set(new), request, say)
-    data = pack(arch, [*(cubins for cubins in new.values() if cubins.cubins), *kept])
-    changed = not path.is_file() or path.read_bytes() != data
+    made = [cubins for cubins in new.values() if cubins.cubins]
+    failed = {kernel.code.name for kernel in wanted if kernel.jobs and not new[kernel.code.name].cubins}
+    data = path.read_bytes() if path.is_file() else b""
+    changed = False
+    if made or not failed:  # else nothing is known against the present archive
+        kept = _kept(path, arch, set(new) - failed, failed, request, say)
+        present, data = data, pack(arch, [*made, *kept])
+        changed = not path.is_file() or present != data
     if changed:
         files.write_atomic(path, data)
     compiled = {kernel.code.name: _fresh(kernel, results) for kernel in wanted}
@@ -246,7 +251,7 @@ def _written(
         arch=arch,
         bytes=len(data),
         changed=changed,
-        kernels=_kernel_reports(Archive(path), compiled),
+        kernels=_kernel_reports(Archive(path), compiled) if made or not failed else (),
         failures=tuple(line for kernel in wanted for line in _failures(kernel, results)),
     )
 
@@ -274,9 +279,14 @@ def _read(path: Path) -> bytes:
 
 
 def _kept(
-    path: Path, arch: Arch, replaced: set[str], request: CubinRequest, say: Callable[[str], None]
+    path: Path,
+    arch: Arch,
+    replaced: set[str],
+    failed: set[str],
+    request: CubinRequest,
+    say: Callable[[str], None],
 ) -> list[KernelCubins]:
-    """Return the present archive's kernels that are still declared and not compiled now."""
+    """Return the present archive's kernels that are still declared and have no cubins of now."""
     if not os.path.lexists(path):
         return []
     try:
@@ -288,17 +298,22 @@ def _kept(
             section = archive.section(name) if name not in replaced else None
             if section is None:
                 continue
-            if request.only_these or _of_other_modules(section, request.modules):
+            if name in failed or request.only_these or _of_other_modules(section, request.modules):
                 kept.append(KernelCubins.unpacked(name, section))
             else:
                 gone.append(name)
     except ArchiveError as error:
-        if request.only_these or request.modules:
+        if failed or request.only_these or request.modules:
             say(f"the kernels of the present archive are lost: {error}; compile all kernels to restore them")
         return []
-    if kept and not request.only_these:
-        names, named = " ".join(cubins.kernel for cubins in kept), " and ".join(request.modules)
-        say(f"{path} keeps {names}, not of {named}; where no module declares it, remove the file first")
+    names = [cubins.kernel for cubins in kept if cubins.kernel not in failed]
+    if len(names) < len(kept):
+        unchanged = " ".join(cubins.kernel for cubins in kept if cubins.kernel in failed)
+        say(f"{path} keeps the present cubins of {unchanged}, of which no compilation succeeded")
+    if names and not request.only_these:
+        named = " and ".join(request.modules)
+        kernels = " ".join(names)
+        say(f"{path} keeps {kernels}, not of {named}; where no module declares it, remove the file first")
     if gone:
         say(
             f"{path} loses {' '.join(gone)}, no longer declared; if another module declares it, add --module "

@@ -101,29 +101,32 @@ _PLACE = re.compile(r'^\s*"([^"]+)", lines? (\d+)', re.MULTILINE)
 
 
 _TRANSIENT = re.compile(
-    r"was killed by |out of memory|cannot allocate|bad_alloc|MemoryError|disappeared", re.IGNORECASE
+    r"was killed by |out of memory|cannot allocate|bad_alloc|MemoryError|disappeared|\[Errno |left no cubin",
+    re.IGNORECASE,
 )
-"""Words of failures that may pass: the compiler was killed, memory was short, or the cubin was removed."""
+"""Words of failures that may pass: the compiler was killed, memory was short, or the system failed."""
 
 
 def is_transient(result: CompileResult) -> bool:
-    """Return whether another run should compile this job again: it was killed, or memory was short."""
+    """Return whether another run should compile this job again: the machine is to blame, not the kernel."""
     return isinstance(result, CompileFailure) and _TRANSIENT.search(result.message) is not None
 
 
 def compiles_nowhere(results: Iterable[CompileResult]) -> str | None:
     """Return why no job produced a cubin, with the place in the kernel; None where any did."""
-    failures = []
+    failures: list[CompileFailure] = []
     for result in results:
         if isinstance(result, Compiled):
             return None
-        failures.append(result.message)
+        failures.append(result)
     if not failures:
         return None
-    first = next((line.strip() for line in failures[0].splitlines() if line.strip()), "no message")
-    places = _PLACE.findall(failures[0])
+    shown = next((failure for failure in failures if not is_transient(failure)), failures[0])
+    first = next((line.strip() for line in shown.message.splitlines() if line.strip()), "no message")
+    places = _PLACE.findall(shown.message)
     where = f" ({places[-1][0]}, line {places[-1][1]})" if places else ""
-    return f"none of its {len(failures)} compilations succeeds: {first}{where}; repair the kernel"
+    step = "cure that and run the command again" if is_transient(shown) else "repair the kernel"
+    return f"none of its {len(failures)} compilations succeeds: {first}{where}; {step}"
 
 
 def cached(folder: Path, key: str) -> Compiled | None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import builtins
+import errno
 import os
 import re
 import selectors
@@ -75,9 +77,9 @@ class _Child:
 class CompilePool(JobQueue):
     """Up to `workers` children that compile. For use by one thread.
 
-    A compiler that hangs is a failure of its job. A job whose compiler was ended by a signal is tried once
-    more, because the system also kills innocent processes when memory is short; then it is a failure too. The
-    child and its processes are then killed, and a fresh child takes its place.
+    A compiler that hangs is a failure of its job. A job whose compiler ended by a signal or a system error is
+    tried once more, because the system also kills innocent processes when memory is short; then it is a
+    failure too. The child and its processes are then killed, and a fresh child takes its place.
 
     Args:
         workers: Most children; they start when there is work.
@@ -190,7 +192,7 @@ class CompilePool(JobQueue):
                 self._take_in(child, *message)
         except WorkerDied as death:
             how = f"the compiling process {death.how}: {death.output[-500:]}".rstrip(": ")
-            self._end(child, how, signalled=death.code is not None and death.code < 0)
+            self._end(child, how, may_pass=death.code is not None and death.code < 0)
 
     def _take_in(self, child: _Child, kind: Kind, value: Any) -> None:
         if kind == "progress":
@@ -213,18 +215,21 @@ class CompilePool(JobQueue):
             self.close()
             raise TuneError(f"nothing can be compiled: {error.message}") from error
         message = error.message if error.kind in ("CutileError", "TuneError") else str(error)
-        signalled = _SIGNALLED.search(message) is not None
-        self._failed(child, in_words(message), signalled=signalled)
+        of_system = issubclass(getattr(builtins, error.kind, object), OSError)
+        if of_system and message.endswith(".cubin'"):
+            of_system, message = False, _NO_CUBIN
+        may_pass = of_system or _SIGNALLED.search(message) is not None
+        self._failed(child, in_words(message), may_pass=may_pass)
         child.job = None
         # A compiler that was killed or timed out may have left processes of its own behind: end them.
-        if signalled or "exceeded timeout" in message:
+        if may_pass or "exceeded timeout" in message:
             self._drop(child)
 
-    def _end(self, child: _Child, message: str, *, signalled: bool = False) -> None:
+    def _end(self, child: _Child, message: str, *, may_pass: bool = False) -> None:
         """End a child that died or is late; blame its job only if it was compiling."""
         self._drop(child)
         if child.job is not None and child.compiling:
-            self._failed(child, message, signalled=signalled)
+            self._failed(child, message, may_pass=may_pass)
             return
         self._failed_starts += 1
         if child.job is not None:
@@ -233,19 +238,24 @@ class CompilePool(JobQueue):
             self.close()
             raise TuneError(f"no compiling process starts here, tried {_MOST_STARTS} times: {message}")
 
-    def _failed(self, child: _Child, message: str, *, signalled: bool) -> None:
-        """Record a child's failed job; queue it once more after its first end by a signal.
+    def _failed(self, child: _Child, message: str, *, may_pass: bool) -> None:
+        """Record a child's failed job; queue it once more after its first failure that may pass.
 
         Raises:
-            TuneError: The temporary folder is to blame: it is full, or has become unwritable.
+            TuneError: The machine is to blame: the compiler is gone, or the temporary folder is full or has
+                become unwritable.
         """
         assert child.job is not None
         try:
             _check_temporary_folder()
+            if os.strerror(errno.ENOSPC) in message:  # though there is room for a smaller file
+                raise _unwritable(errno.ENOSPC)
+            if may_pass and _GONE.search(message):
+                raise TuneError(f"the compiler is gone: {message}; install it again")
         except TuneError:
             self.close()
             raise
-        if signalled and child.job.key not in self._tried_again:
+        if may_pass and child.job.key not in self._tried_again:
             self._tried_again.add(child.job.key)
             self._waiting.appendleft(child.job)
             return
@@ -266,16 +276,28 @@ def _check_temporary_folder() -> None:
     Raises:
         TuneError: It cannot be written.
     """
-    folder = os.environ.get("TMPDIR") or None
     try:
-        with temporary_file(folder) as file:
+        with temporary_file(os.environ.get("TMPDIR") or None) as file:
             file.write(bytes(1 << 16))
     except OSError as error:
-        raise TuneError(
-            f"temporary folder {folder or '/tmp'} cannot be written ({error.strerror}); "
-            "set TMPDIR to one that can be"
-        ) from error
+        raise _unwritable(error.errno or 0) from error
 
+
+def _unwritable(number: int) -> TuneError:
+    folder = os.environ.get("TMPDIR") or "/tmp"
+    return TuneError(
+        f"temporary folder {folder} cannot be written ({os.strerror(number)}); set TMPDIR to one that can be"
+    )
+
+
+_GONE = re.compile(r"(tileiras|cuobjdump)'")
+"""A part of the compiler in an error of the system, which names it at its end, or in cuTile's words."""
+
+_NO_CUBIN = (
+    "the compiler ended without an error and left no cubin, as where it cannot tell how its own processes "
+    "ended or is not a compiler"
+)
+"""Failure in place of the missing file's name."""
 
 _SIGNALLED = re.compile(r"Return code -(\d+)\s*")
 

@@ -35,6 +35,9 @@ def guarded(lifeline: int, others: tuple[int, ...]) -> None:
         lifeline: A descriptor; at its end of file the guard kills the child and its processes.
         others: Descriptors that only the child needs.
     """
+    signal.signal(
+        signal.SIGCHLD, signal.SIG_DFL
+    )  # a program that ignores it cannot tell how its children end
     libc = ctypes.CDLL(None, use_errno=True)
     libc.prctl(_SET_CHILD_SUBREAPER, 1, 0, 0, 0)
     guard = os.getpid()

@@ -27,7 +27,7 @@ from aot_tune.tuner.choose.portfolio import crowded_out
 from aot_tune.tuner.choose.times import unserved
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.measure.supervise import GpuLostError, MeasuringStopped
-from aot_tune.tuner.plan.candidates import SweepPlan, plan
+from aot_tune.tuner.plan.candidates import NO_COMPILER, SweepPlan, plan
 from aot_tune.tuner.schedule.overlap import may_begin, run_overlapping
 from aot_tune.tuner.sweep import predict
 from aot_tune.tuner.sweep.budget import length_of_kernel
@@ -73,6 +73,8 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
             f"cuda-tile {f'{installed} is' if installed else 'is not'} installed; "
             f"{since} or later is needed to tune: pip install 'aot-tune[tune]'"
         )
+    if cutile.compiler_version() is None:  # before a journal is found to be of another compiler
+        raise TuneError(NO_COMPILER)
     progress = InTurn(progress) if request.verbose else Brief(progress)
     with opened(request, progress) as resources:
         request = resources.request

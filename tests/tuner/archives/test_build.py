@@ -7,6 +7,7 @@ import dataclasses
 import json
 import os
 import signal
+from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -21,6 +22,7 @@ from aot_tune.tables.table import Table
 from aot_tune.tuner.archives import build as build_cubins
 from aot_tune.tuner.archives.build import build
 from aot_tune.tuner.archives.report import ArchiveReport, CubinRequest
+from aot_tune.tuner.compile.job import CompileFailure, CompileJob
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from tests.support import wide_samples
@@ -270,6 +272,40 @@ def test_a_config_that_does_not_compile_is_named_and_the_rest_is_written(
     assert len(report.failures) == 3
     assert all("scale on sm90" in line and "_I24_I64" in line and "power" in line for line in report.failures)
     assert len(section(report).keys) == 4
+
+
+def test_a20_what_is_there_stays_where_no_compilation_of_a_kernel_succeeds(
+    tmp_path: Path, cubins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    compiled = build_cubins._compiled
+
+    def refused(asked: CubinRequest, jobs: list[CompileJob], say: Callable[[str], None]) -> dict[str, object]:
+        failed = {
+            job.key: CompileFailure(key=job.key, message="no", seconds=0.0) for job in jobs if is_odd(job)
+        }
+        return {**compiled(asked, [job for job in jobs if not is_odd(job)], say), **failed}
+
+    def is_odd(job: CompileJob) -> bool:
+        return job.name == "rescale"
+
+    monkeypatch.setattr(build_cubins, "_compiled", refused)
+    found = sample(tmp_path, "rescale")
+    only_odd = dataclasses.replace(found.tunable, search_space=[ODD], default=lambda arch, problem: ODD)
+    broken = dataclasses.replace(found, tunable=only_odd)
+    (tmp_path / "sm90").mkdir()
+    whole = put(tmp_path, packed("rescale"), packed("scale")).read_bytes()
+    report = one(build(request(tmp_path, cubins, kernels=(broken,)), lambda line: None))
+    assert (report.changed, report.bytes, len(report.failures)) == (False, len(whole), 4)
+    assert report.path.read_bytes() == whole
+    elsewhere = request(tmp_path, cubins, kernels=(broken,), out=tmp_path / "new")
+    assert not one(build(elsewhere, lambda line: None)).path.exists()
+    said: list[str] = []
+    report = one(build(request(tmp_path, cubins, kernels=(sample(tmp_path), broken)), said.append))
+    assert section(report, "rescale").cubin(*section(report, "rescale").keys[0]) == b"code"
+    assert len(section(report).keys) == 4
+    assert any(
+        "keeps the present cubins of rescale, of which no compilation succeeded" in line for line in said
+    )
 
 
 def test_a_table_that_cannot_be_read_is_an_error_before_anything_is_compiled(

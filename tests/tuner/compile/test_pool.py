@@ -16,7 +16,14 @@ import pytest
 
 from aot_tune.errors import StoreError, TuneError
 from aot_tune.tuner.compile import pool as compiling
-from aot_tune.tuner.compile.job import Compiled, CompileFailure, CompileResult, cached
+from aot_tune.tuner.compile.job import (
+    Compiled,
+    CompileFailure,
+    CompileResult,
+    cached,
+    compiles_nowhere,
+    is_transient,
+)
 from aot_tune.tuner.compile.job_queue import KernelRefusedError
 from aot_tune.tuner.compile.pool import CompilePool
 from tests.support.compile_jobs import job
@@ -377,3 +384,63 @@ def test_a_temporary_folder_that_disappears_ends_the_run_and_blames_no_job(
         with pytest.raises(TuneError, match=r"temporary folder .*cannot be written"):
             all_results(pool)
     assert_none_left(mark)
+
+
+# A20: the machine is to blame, and no kernel ----------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("what_it_does", "words"),
+    [
+        ('rm "$0"; kill -9 $$', r"the compiler is gone: .*tileiras'"),
+        (
+            "echo 'error: No space left on device' >&2; exit 5",
+            r"temporary folder .*\(No space left on device\)",
+        ),
+    ],
+    ids=["gone", "full"],
+)
+def test_a20_what_the_machine_lacks_ends_the_run_and_blames_no_job(
+    what_it_does: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+) -> None:
+    put_on_path(monkeypatch, tmp_path / "bin", what_it_does)
+    with CompilePool(1, 60.0, tmp_path / "cubins", target=other("CompilerOnPath")) as pool:
+        pool.submit(job(32))
+        with pytest.raises(TuneError, match=words):
+            all_results(pool)
+    assert_none_left(mark)
+
+
+def test_a20_a_compiler_that_leaves_no_cubin_is_a_failure_that_may_pass(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put_on_path(monkeypatch, tmp_path / "bin", "exit 0")
+    with CompilePool(1, 60.0, tmp_path / "cubins", target=other("CompilerOnPath")) as pool:
+        pool.submit(job(32))
+        results = all_results(pool).values()
+    blamed = compiles_nowhere(results)
+    assert blamed is not None
+    assert blamed.startswith(
+        "none of its 1 compilations succeeds: the compiler ended without an error and left no"
+    )
+    assert blamed.endswith("; cure that and run the command again")
+    assert all(map(is_transient, results))
+
+
+def test_a20_it_compiles_where_the_parent_ignores_how_children_end(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    try:
+        with CompilePool(1, 60.0, tmp_path) as pool:
+            pool.submit(job(16))
+            (result,) = all_results(pool).values()
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert isinstance(result, Compiled)
+
+
+def test_a_kernel_that_the_compiler_refuses_is_to_be_repaired() -> None:
+    killed = CompileFailure(key="a", message="the compiler was killed by SIGKILL", seconds=1.0)
+    refused = CompileFailure(key="b", message='bad tile\n  "k.py", line 7', seconds=1.0)
+    assert compiles_nowhere([]) is None
+    assert (compiles_nowhere([killed]) or "").endswith("by SIGKILL; cure that and run the command again")
+    assert (compiles_nowhere([killed, refused]) or "").endswith("bad tile (k.py, line 7); repair the kernel")

@@ -6,6 +6,7 @@ import os
 import signal
 import subprocess
 import sys
+from collections.abc import Callable
 
 import pytest
 
@@ -20,11 +21,12 @@ print(os.getpid(), flush=True)
 """
 
 
-def started(program: str) -> tuple[subprocess.Popen[str], int]:
+def started(program: str, before: Callable[[], object] | None = None) -> tuple[subprocess.Popen[str], int]:
     """A guard below which `program` runs, and the other end of its lifeline."""
     theirs, ours = os.pipe()
     guard = subprocess.Popen(
         [sys.executable, "-c", PROGRAM.format(program), str(theirs)],
+        preexec_fn=before,
         pass_fds=[theirs],
         stdout=subprocess.PIPE,
         text=True,
@@ -47,6 +49,14 @@ def test_it_ends_as_its_child_ended(program: str, code: int) -> None:
     guard, lifeline = started(program)
     with guard:
         assert guard.wait(30) == code
+    os.close(lifeline)
+
+
+def test_the_ends_of_a_program_s_children_are_known_where_the_parent_ignores_them() -> None:
+    program = "sys.exit(subprocess.run(['sh', '-c', 'exit 3']).returncode)"
+    guard, lifeline = started(program, lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN))
+    with guard:
+        assert guard.wait(30) == 3
     os.close(lifeline)
 
 
