@@ -96,15 +96,14 @@ def check_writable(folder: Path) -> None:
         StoreError: The folder, or where it is missing the nearest one above it, cannot be written in.
     """
     existing = next((place for place in (folder, *folder.parents) if os.path.lexists(place)), Path("."))
-    probe = existing / f".aot_tune.{os.getpid()}-{time.monotonic_ns()}.tmp"
+    import tempfile  # not when serving: it takes milliseconds
+
     try:
         # Writing is tried because access() knows nothing of quotas, network file systems or a full disk.
-        _write_new(probe, b"", None)
+        with tempfile.TemporaryFile(dir=existing) as probe:  # without a name, so that a kill leaves nothing
+            os.fsync(probe.fileno())
     except (OSError, ValueError) as error:
         _cannot("write in", folder, error)
-    finally:
-        with contextlib.suppress(OSError, ValueError):
-            probe.unlink()
 
 
 def check_replaceable(path: Path) -> None:

@@ -326,6 +326,39 @@ def test_a15_a_kill_at_any_step_leaves_the_old_or_the_new_file_whole(tmp_path):
     )
 
 
+PROBE_KILLER = """
+import os, signal, sys, tempfile
+from pathlib import Path
+from aot_tune.tables import files
+
+folder, steps, status = Path(sys.argv[1]), 0, 1
+while not os.WIFEXITED(status):
+    child = os.fork()
+    if child == 0:
+        seen = 0
+        def trace(frame, event, argument):
+            global seen
+            if frame.f_code.co_filename not in (files.__file__, tempfile.__file__):
+                return None
+            if seen == steps:
+                os.kill(os.getpid(), signal.SIGKILL)
+            seen += 1
+            return trace
+        sys.settrace(trace)
+        files.check_writable(folder)
+        os._exit(0)
+    _, status = os.waitpid(child, 0)
+    assert os.listdir(folder) == [], (steps, os.listdir(folder))
+    steps += 1
+print(steps)
+"""
+
+
+@pytest.mark.process
+def test_a_kill_while_a_folder_is_tried_leaves_nothing_in_it(tmp_path):
+    assert int(_child(PROBE_KILLER, tmp_path).stdout) > 5
+
+
 def test_what_a_killed_writer_left_behind_is_removed_by_the_next_after_an_hour(tmp_path):
     old, fresh, other = (
         tmp_path / name for name in (".m.json.1-1.tmp", ".m.json.2-2.tmp", ".x.json.1-1.tmp")
