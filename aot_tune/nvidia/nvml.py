@@ -42,14 +42,15 @@ class Gpu:
     """Architecture; None where cuTile does not compile for it."""
 
     uuid: str
-    """NVML's identifier of the GPU, ``GPU-…``."""
+    """NVML's identifier of the GPU, ``GPU-…``, or of the MIG device, ``MIG-…``."""
 
 
 def visible_gpus() -> tuple[Gpu, ...] | None:
     """List the GPUs that this process may use, without a CUDA context. Takes 58 ms on an H200 host.
 
-    CUDA_VISIBLE_DEVICES is honoured, by index and by UUID. NVML counts GPUs by PCI bus, but CUDA counts them
-    by speed unless CUDA_DEVICE_ORDER=PCI_BUS_ID: on a host with several kinds of GPU an index may differ.
+    CUDA_VISIBLE_DEVICES is honoured, by index and by UUID, of a MIG device too. NVML counts GPUs by PCI bus,
+    but CUDA counts them by speed unless CUDA_DEVICE_ORDER=PCI_BUS_ID: on a host with several kinds of GPU an
+    index may differ.
 
     Returns:
         The GPUs in torch's order; None where NVML cannot answer.
@@ -58,15 +59,20 @@ def visible_gpus() -> tuple[Gpu, ...] | None:
     if nvml is None:
         return None
     try:
-        handles = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
-        uuids = [_text(nvml.nvmlDeviceGetUUID(handle)) for handle in handles]
+        variable = os.environ.get("CUDA_VISIBLE_DEVICES")
+        whole = [nvml.nvmlDeviceGetHandleByIndex(i) for i in range(nvml.nvmlDeviceGetCount())]
+        devices = [(gpu, gpu) for gpu in whole]
+        if variable is not None and _MIG in variable:
+            devices += [(device, gpu) for gpu in whole for device in _mig_devices(nvml, gpu)]
+        uuids = [_text(nvml.nvmlDeviceGetUUID(device)) for device, _ in devices]
         gpus: list[Gpu] = []
-        for place in _visible_places(os.environ.get("CUDA_VISIBLE_DEVICES"), uuids):
-            capability = Arch(*nvml.nvmlDeviceGetCudaComputeCapability(handles[place]))
+        for place in _visible_places(variable, uuids, len(whole)):
+            device, gpu = devices[place]
+            capability = Arch(*nvml.nvmlDeviceGetCudaComputeCapability(gpu))
             gpus.append(
                 Gpu(
                     index=len(gpus),
-                    name=_text(nvml.nvmlDeviceGetName(handles[place])),
+                    name=_text(nvml.nvmlDeviceGetName(device)),
                     arch=capability if capability in KNOWN_ARCHS else None,
                     uuid=uuids[place],
                 )
@@ -140,17 +146,32 @@ if hasattr(os, "register_at_fork"):
     os.register_at_fork(before=_Question.wait)
 
 
-def _visible_places(variable: str | None, uuids: Sequence[str]) -> list[int]:
-    """Return the places in NVML's order of the devices that CUDA_VISIBLE_DEVICES admits, in its order.
+_MIG = "MIG-"
+"""Beginning of the UUID of a MIG device, a part of a GPU."""
 
-    As in CUDA, the list ends at the first token that names no device, and naming a device twice hides all.
+
+def _mig_devices(nvml: Any, gpu: Any) -> list[Any]:
+    """Return the handles of a GPU's MIG devices; none where it has no such devices."""
+    devices = []
+    with suppress(Exception):  # a GPU or a driver without MIG
+        for place in range(nvml.nvmlDeviceGetMaxMigDeviceCount(gpu)):
+            with suppress(Exception):  # no device is made at this place
+                devices.append(nvml.nvmlDeviceGetMigDeviceHandleByIndex(gpu, place))
+    return devices
+
+
+def _visible_places(variable: str | None, uuids: Sequence[str], whole: int) -> list[int]:
+    """Return the places in `uuids` of the devices that CUDA_VISIBLE_DEVICES admits, in its order.
+
+    The first `whole` are GPUs in NVML's order, the others MIG devices. As in CUDA, the list ends at the first
+    token that names no device, and with a MIG device; naming a device twice hides all.
     """
     if variable is None:
-        return list(range(len(uuids)))
+        return list(range(whole))
     places: list[int] = []
     for token in (part.strip() for part in variable.split(",")):
         if token.isdigit():
-            matching = [int(token)] if int(token) < len(uuids) else []
+            matching = [int(token)] if int(token) < whole else []
         else:
             matching = [i for i, uuid in enumerate(uuids) if token and uuid.startswith(token)]
         if len(matching) != 1:
@@ -158,6 +179,8 @@ def _visible_places(variable: str | None, uuids: Sequence[str]) -> list[int]:
         if matching[0] in places:
             return []
         places.append(matching[0])
+        if matching[0] >= whole:
+            break
     return places
 
 

@@ -70,6 +70,42 @@ def test_cuda_visible_devices_is_read_as_the_driver_reads_it(nvml, monkeypatch, 
     assert [gpu.index for gpu in gpus] == list(range(len(places)))
 
 
+MIG = {
+    "mig 0": ("NVIDIA H200 MIG 1g.18gb", "MIG-cccc4444"),
+    "mig 2": ("NVIDIA H200 MIG 2g.35gb", "MIG-dddd5555"),
+}
+"""The MIG devices of the first GPU, which has room for three; the others have none."""
+
+
+@pytest.mark.parametrize(
+    ("variable", "uuids"),
+    [
+        ("MIG-cccc4444", ["MIG-cccc4444"]),
+        ("MIG-dddd", ["MIG-dddd5555"]),
+        ("MIG-dddd5555,MIG-cccc4444", ["MIG-dddd5555"]),  # CUDA uses one MIG device in a process
+        ("1,MIG-cccc4444", ["GPU-bbbb2222", "MIG-cccc4444"]),
+        ("MIG-eeee", []),
+        ("3,MIG-cccc4444", []),
+    ],
+)
+def test_a_mig_device_is_found_by_its_uuid(nvml, monkeypatch, variable, uuids):
+    def most(gpu):
+        if gpu:
+            raise RuntimeError("not supported")
+        return 3
+
+    nvml.nvmlDeviceGetMaxMigDeviceCount = most
+    nvml.nvmlDeviceGetMigDeviceHandleByIndex = lambda gpu, place: MIG[f"mig {place}"] and f"mig {place}"
+    nvml.nvmlDeviceGetUUID = lambda handle: MIG[handle][1] if handle in MIG else THREE[handle][2]
+    nvml.nvmlDeviceGetName = lambda handle: MIG[handle][0] if handle in MIG else THREE[handle][0]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", variable)
+    gpus = visible_gpus()
+    assert [gpu.uuid for gpu in gpus] == uuids
+    for gpu in gpus:
+        if gpu.uuid.startswith("MIG-"):
+            assert (gpu.name, gpu.arch) in [(name, Arch(9, 0)) for name, _ in MIG.values()]
+
+
 def test_without_a_driver_the_gpus_are_unknown_and_not_absent(nvml):
     def fail():
         raise OSError("libnvidia-ml.so.1")

@@ -6,6 +6,7 @@ import re
 from collections.abc import Iterable, Iterator
 from contextlib import suppress
 from dataclasses import dataclass, replace
+from inspect import iscoroutinefunction
 from pathlib import Path
 from typing import Any
 
@@ -67,6 +68,8 @@ def begin(place: str, kind: str | None = None, tables: Iterable[Path] = ()) -> B
         raise UsageError(f"{asked}; write one of {known}" if kernels else f"{asked}: it has {known}")
     kernel, named = names[name], tuple(tables)
     facts = facts_of(kernel)
+    if iscoroutinefunction(cutile.python_function(kernel)):
+        raise UsageError(f"{place} is an async function, which cuTile cannot compile; write def")
     if not facts.readable:
         raise UsageError(f"the source of {place} cannot be read; write the kernel into a file of a package")
     found, left_out = tables_of(kernel, _folders(kernel, named))

@@ -333,6 +333,18 @@ def test_new_says_which_kernels_there_are(place: str, said: str, mylib: Path) ->
     assert said in done.stderr
 
 
+def test_an_async_kernel_is_refused_as_such(mylib: Path) -> None:
+    (mylib / "later.py").write_text(
+        "import cuda.tile as ct\n@ct.kernel\nasync def later(x):\n    ct.store(x, (0,), 1)\n"
+    )
+    done = told("new", "mylib_to_begin.later:later")
+    assert done.exit_code == 2
+    assert (
+        "mylib_to_begin.later:later is an async function, which cuTile cannot compile; write def"
+        in done.stderr
+    )
+
+
 def test_a_kernel_without_source_is_refused(mylib: Path) -> None:
     (mylib / "made.py").write_text(
         "import cuda.tile as ct\nspace = {'ct': ct}\n"
