@@ -14,10 +14,11 @@ from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
+from types import FunctionType
 from typing import Any
 
 from aot_tune import environment
-from aot_tune.errors import AotTuneError, TableWarning
+from aot_tune.errors import AotTuneError, TableWarning, UnspelledError
 from aot_tune.nvidia import cutile
 from aot_tune.replay.answer.places import further_folders
 from aot_tune.replay.files import read_recorded
@@ -49,8 +50,8 @@ class Found:
 class ByCode:
     """Values by a kernel's code, so that kernels which a library makes anew in each call share them.
 
-    Two functions share if they have one code object, and closures and defaults of equal spelling. A reload
-    makes another code object.
+    Two functions share if they have one code object, and equal closures and defaults: values of equal
+    spelling, and functions that share. A reload makes another code object.
     """
 
     def __init__(self) -> None:
@@ -60,21 +61,30 @@ class ByCode:
     def of(self, kernel: Any) -> dict[Any, Any]:
         """Return the values of a kernel, which the caller may add to."""
         function = cutile.python_function(kernel)
-        text = _closure(function)
-        owner = function if text is None else function.__code__
+        closure = _closure(function)
+        owner = function if closure is None else function.__code__
         if id(owner) not in self._values:
             weakref.finalize(owner, self._values.pop, id(owner), None)
-        return self._values.setdefault(id(owner), {}).setdefault(text, {})
+        return self._values.setdefault(id(owner), {}).setdefault(closure, {})
 
 
-def _closure(function: Any) -> str | None:
-    """Return the values that a function was made with as text; None where they have no spelling."""
+def _closure(function: Any) -> tuple[object, ...] | None:
+    """Return what identifies the values that a function was made with; None where something cannot."""
     try:
         values = [cell.cell_contents for cell in function.__closure__ or ()]
-        tensors = any(hasattr(value, "shape") for value in values)  # printing one waits for the GPU
-        return None if tensors else text_of(spelled([*values, function.__defaults__]))
-    except Exception:  # also an empty cell
+        return tuple(map(_identity, (*values, function.__defaults__)))
+    except Exception:  # also an empty cell, and a function that is in its own closure
         return None
+
+
+def _identity(value: Any) -> object:
+    if isinstance(value, FunctionType):
+        code, closure = value.__code__, _closure(value)
+        if closure is not None:
+            return id(code), code, closure  # equal code of another function is no proof
+    elif not hasattr(value, "shape"):  # printing a tensor would wait for the GPU
+        return text_of(spelled(value))
+    raise UnspelledError(f"a {type(value).__name__} has no identity")
 
 
 class KernelRecords:
