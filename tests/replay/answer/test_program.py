@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from aot_tune import environment
-from aot_tune.errors import UsageError
-from aot_tune.replay.answer import program
+from aot_tune.errors import MissWarning, UsageError
+from aot_tune.replay.answer import places, program, searches
 
 ROOT = Path(__file__).parents[3]
 
@@ -84,6 +84,17 @@ def test_b19_a_folder_that_pythonpath_would_cut_in_two_is_refused(monkeypatch: p
         UsageError, match=r"installed in /opt/a:b/aot_tune, .*: install it in a folder without it"
     ):
         program.run([sys.executable, "-c", ""])
+
+
+def test_a_recorder_that_cannot_be_imported_is_one_warning_and_searches_are_answered(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(searches, "answer", lambda call: f"the answer to {call}")
+    record = program._recording_by("no_such_module:recorder", {})
+    places.record_with(record)
+    with pytest.warns(MissWarning, match=r"^searches are not recorded: ModuleNotFoundError: ") as warned:
+        assert record("a search") == "the answer to a search"
+    assert (len(warned), places.recorder()) == (1, None)
 
 
 LISTENING = """
