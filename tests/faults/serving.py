@@ -23,13 +23,17 @@ import threading
 import time
 import traceback
 import warnings
-from collections.abc import Callable, Iterator
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import torch
 
 from aot_tune import environment
+from aot_tune.choose.legality import Legality
+from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import (
     AotTuneError,
     CacheWarning,
@@ -50,7 +54,7 @@ from aot_tune.values.problem import Problem
 from tests.faults import injector
 from tests.faults.world import Tally
 from tests.support import driver as stand_in
-from tests.support.samples import SM90, scale, scale_table, write
+from tests.support.samples import SM90, SPACE, scale, scale_table, write
 
 AT_64, AT_256 = scale_table().portfolio
 FAR = (64, 64)
@@ -63,7 +67,11 @@ FOUND = (32, 128)
 """Its tiles."""
 
 OPEN_S = 5.0
-"""Seconds within which any file must be read or refused."""
+"""CPU seconds within which any file must be read or refused."""
+
+BLOCKED = 12
+"""Times as long as its limit that a call may take by the clock, which other processes slow down: a call that
+blocks uses no CPU time."""
 
 
 @dataclasses.dataclass
@@ -92,16 +100,17 @@ class Row:
 
     @contextlib.contextmanager
     def no_loss(self, what: str, limit_s: float = OPEN_S) -> Iterator[None]:
-        """An exception that escapes is a lost call; one that takes longer than the limit hung."""
-        began = time.monotonic()
+        """An exception that escapes is a lost call; one that computes beyond the limit, or blocks, hung."""
+        began, cpu = time.monotonic(), time.thread_time()
         try:
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore")
                 yield
         except BaseException as error:
             self.tally.add("lost", 1, f"{what}: {type(error).__name__}: {error}"[:300])
-        spent = time.monotonic() - began
-        self.tally.add("hung", int(spent > limit_s), f"{what}: {spent:.1f} s")
+        passed, spent = time.monotonic() - began, time.thread_time() - cpu
+        hung = spent > limit_s or passed > BLOCKED * limit_s
+        self.tally.add("hung", int(hung), f"{what}: {spent:.1f} s of CPU time in {passed:.1f} s")
 
     def expect(self, right: bool, what: str) -> None:
         """Count what is not as it should be."""
@@ -160,6 +169,11 @@ def _chosen(tunable: Tunable) -> list[Config]:
 def _may_run(tunable: Tunable, config: Config, problem: Problem) -> bool:
     space = tunable.declared_space(SM90, problem)
     return config in space and tunable.refusal(config, SM90, problem) is None
+
+
+def _has_config(tunable: Tunable, problem: Problem) -> bool:
+    """Whether any config may run for a problem, so that an error is no answer."""
+    return any(_may_run(tunable, config, problem) for config in tunable.declared_space(SM90, problem))
 
 
 # B1 to B3: tables -------------------------------------------------------------------------------------------
@@ -310,8 +324,17 @@ HOSTILE = (0, -1, "x", 1.5, True, 10**9, 2**63 - 1, 1e308, "")
 """What a hand-made table may hold in the place of a constant."""
 
 
+LAYERS: dict[str, tuple[tuple[str, ...], ...]] = {
+    "portfolio": (("loader",), ("space",), ()),
+    "entries": (("space",), ()),  # the loader leaves an entry its winner
+    "both": (("space",), ()),
+}
+"""By the place of a hostile config, the layers that hold it back alone; without any it would run."""
+
+
 def hostile_tables(row: Row) -> None:
     """B3: well-formed tables of all shipped kernels whose constants are no constants of the kernel."""
+    ran: Counter[tuple[str, tuple[str, ...]]] = Counter()
     for tunable, path in _shipped():
         document = json.loads(path.read_bytes())
         names = list(document["portfolio"][0]["constants"])
@@ -332,6 +355,56 @@ def hostile_tables(row: Row) -> None:
                         config["constants"][name] = value
                     data = json.dumps(changed).encode()
                     _chooses_well(row, tunable, data, f"B3 {name}={value!r} in {where}")
+                    for layers in LAYERS[where]:
+                        with _only(layers):
+                            ran[where, layers] += _runs_undeclared(row, tunable, row.place("table"))
+    for (where, layers), number in ran.items():
+        row.expect(bool(number) != bool(layers), f"B3 {number} undeclared configs of {where} with {layers}")
+    _illegal_tables(row)
+
+
+@contextlib.contextmanager
+def _only(layers: Sequence[str]) -> Iterator[None]:
+    """Keep some of the layers that hold a config back which may not run, and take the others away."""
+    with contextlib.ExitStack() as stack, warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        if "loader" not in layers:
+            stack.enter_context(patch.object(loader, "undeclared", lambda tunable, table: []))
+        if "space" not in layers:
+            stack.enter_context(patch.object(Legality, "_in_space", lambda self, config, problem: True))
+        if "legal" not in layers:
+            stack.enter_context(
+                patch.object(Declaration, "refusal", lambda self, config, arch, problem: None)
+            )
+        yield
+
+
+def _runs_undeclared(row: Row, tunable: Tunable, folder: Path) -> bool:
+    """Whether an edge, or a size inside a bucket, gets a config of a folder's table that no space holds."""
+    dispatcher = Dispatcher(dataclasses.replace(tunable, tables=folder))
+    problems = tunable.typical_problems
+    try:
+        asked = (problems[0], _inside(tunable, row))
+        configs = [dispatcher.choice(SM90, problem).config for problem in asked]
+    except Exception:
+        return True  # a function of the declaration was called with what only a file names
+    spaces = {config for problem in problems for config in tunable.declared_space(SM90, problem)}
+    return not spaces.issuperset(configs)
+
+
+def _illegal_tables(row: Row) -> None:
+    """B3: the winner of each entry is in the search space, and `legal` refuses it."""
+    table = scale_table()
+    illegal = next(c for c in SPACE if scale.refusal(c, SM90, PROBLEMS[0]) is not None)
+    for layers in (("legal",), ()):
+        entries = tuple(dataclasses.replace(entry, config=illegal) for entry in table.entries)
+        portfolio = (illegal, *table.portfolio[1:])
+        write(row.place("illegal"), dataclasses.replace(table, portfolio=portfolio, entries=entries))
+        tunable = dataclasses.replace(scale, tables=row.place("illegal"))
+        row.injected()
+        with _only(layers):
+            chosen = _chosen(tunable)
+        row.expect((illegal in chosen) != bool(layers), f"B3 {illegal} with the layers {layers}")
 
 
 # B4, B5: what cannot be written -----------------------------------------------------------------------------
@@ -425,8 +498,8 @@ os.waitpid(child, 0)
 print(time.monotonic() - begun, flush=True)
 os._exit(0)
 """
-NVML_S = 20.0
-"""Seconds that an import and a fork may take where NVML does not answer."""
+NVML_S = 50.0
+"""Seconds that an import and a fork may take where NVML does not answer within 60 s."""
 
 
 def _hanging_nvml(row: Row) -> None:
@@ -606,7 +679,7 @@ def _forks(row: Row) -> None:
                 code = 0
             finally:
                 os._exit(code)
-        until = time.monotonic() + 10
+        until = time.monotonic() + BLOCKED * OPEN_S
         while (done := os.waitpid(child, os.WNOHANG))[0] == 0 and time.monotonic() < until:
             time.sleep(0.005)
         if done[0] == 0:
@@ -797,7 +870,8 @@ def many_shapes(row: Row) -> None:
         row.injected()
         try:
             config = dispatcher_of(one).choice(SM90, problem).config
-        except AotTuneError:
+        except AotTuneError as error:
+            row.tally.add("lost", int(_has_config(one, problem)), f"B12 {one.name} {problem}: {error}"[:300])
             continue
         except Exception as error:
             row.tally.add("lost", 1, f"B12 {one.name} {problem}: {type(error).__name__}: {error}"[:300])
