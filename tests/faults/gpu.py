@@ -41,6 +41,7 @@ class _Hardware:
     phase = "check"
     problem = Problem({"M": 0, "N": 0})
     last_us = 0.0
+    busy = False
     cases: Sequence[Case] = ()
 
 
@@ -246,7 +247,12 @@ class FaultyGpu(gpu.GpuBackend):
         injector.log(f"time {_Hardware.problem.size('M')} {name}")
         return super().time(trial)
 
+    def busy(self, seconds: float) -> None:
+        _Hardware.busy = True
+        super().busy(seconds)
+
     def sample(self, trial: Trial, state: State) -> float:
-        _Hardware.phase, name = "time", f"{trial.config['tile_m']}-{trial.config['tile_n']}"
+        _Hardware.phase = f"time {'load' if _Hardware.busy else state}"
+        _Hardware.busy, name = False, f"{trial.config['tile_m']}-{trial.config['tile_n']}"
         injector.log(f"sample {_Hardware.problem.size('M')} {name}")
         return super().sample(trial, state)

@@ -34,10 +34,14 @@ class Fault:
     """The config that misbehaves, ``<tile_m>-<tile_n>``; empty for all."""
 
     phase: str = ""
-    """The phase in which it does: check, recheck, time; empty for all of them."""
+    """The phase in which it does: check, recheck, time; empty for all of them. A launch in a state of the GPU
+    or under load is of the phase ``time`` and, for example, of ``time written``."""
 
     only_on: int = 0
     """The M of the problem on which it does; 0 for all."""
+
+    odd: bool = False
+    """Whether it does on problems of odd M alone."""
 
     times: int = ALWAYS
     """How often it happens, over all processes."""
@@ -142,7 +146,10 @@ def happens(faults: Sequence[Fault], *, config: str = "", phase: str = "", only_
     """The first fault that is due now; it is counted as injected."""
     for number, fault in enumerate(faults):
         here_too = (
-            fault.config in ("", config) and fault.phase in ("", phase) and fault.only_on in (0, only_on)
+            fault.config in ("", config)
+            and fault.phase in ("", phase, phase.partition(" ")[0])
+            and fault.only_on in (0, only_on)
+            and not (fault.odd and only_on % 2 == 0)
         )
         if not here_too or not os.environ.get("CUDA_VISIBLE_DEVICES", "").endswith(fault.gpu):
             continue

@@ -117,7 +117,7 @@ def hangs(world: World, tally: Tally, more: bool) -> None:
     _resumed(world, tally, sweep)
     others = world.reference(Plan(problems=(16, 256))).table()
     for kind in ("KILL", "broken", "hang") if more else ("KILL", "broken"):
-        faults = tuple(Fault(kind=kind, phase="arguments", only_on=m) for m in (40, 48, 56, 64))
+        faults = tuple(Fault(kind=kind, phase="arguments", only_on=m) for m in range(33, 65))
         _one(world, tally, f"A2-arguments-{kind}", Plan(worker=faults), others)
 
 
@@ -498,6 +498,32 @@ def lost_gpus(world: World, tally: Tally, more: bool) -> None:
         sweep.judge(_undisturbed(world), sweep.run(several, *then))
 
 
+# A17 and A18: configs that are wrong here alone -------------------------------------------------------------
+
+
+def wrong_sizes(world: World, tally: Tally, more: bool) -> None:
+    """A17: a winner is wrong at one declared size, which is no edge, or at odd sizes."""
+    for winner in WINNERS if more else WINNERS[:1]:
+        without = Plan(problems=(16, 34, 256), without=(winner,))
+        wanted = world.reference(without).table()
+        for name, fault in (
+            ("declared", Fault(kind="half", config=winner, only_on=34)),
+            ("odd", Fault(kind="half", config=winner, odd=True)),
+        ):
+            plan = dataclasses.replace(without, launches=(fault,), without=())
+            _one(world, tally, f"A17-{name}", plan, wanted)
+
+
+def wrong_states(world: World, tally: Tally, more: bool) -> None:
+    """A18: a winner is wrong in the launches of one state of the GPU, or under load."""
+    for winner in WINNERS if more else WINNERS[:1]:
+        for state, slow in (("written", 1.0), ("tight", 1.0), ("read", 100.0), ("load", 100.0)):
+            kind = "nothing" if state == "tight" else "half"
+            fault = Fault(kind=kind, config=winner, phase=f"time {state}")
+            wanted = world.reference(Plan(without=(winner,), slow=slow)).table()
+            _one(world, tally, f"A18-{state}", Plan(launches=(fault,), slow=slow), wanted)
+
+
 # A20: the compiler -----------------------------------------------------------------------------------------
 
 LACKS = {
@@ -596,6 +622,8 @@ SCENARIOS: dict[str, tuple[Scenario, ...]] = {
     "A14": (other_conditions,),
     "A15": (tables_there,),
     "A16": (lost_gpus,),
+    "A17": (wrong_sizes,),
+    "A18": (wrong_states,),
     "A20": (nothing_compiles,),
 }
 """By row of the README's table."""

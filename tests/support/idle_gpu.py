@@ -34,6 +34,9 @@ class RightBackend(IdleGpu):
     def again(self, trial: Trial, number: int) -> str | None:
         return None
 
+    def prepare(self) -> None:
+        pass
+
     def check(self) -> str | None:
         return None
 

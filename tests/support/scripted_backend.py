@@ -80,6 +80,9 @@ class Does:
     wrong_again: str = ""
     """What one of the further launches finds."""
 
+    wrong_in: Mapping[str, str] = field(default_factory=dict)
+    """What is found after a launch in a state of the GPU, or under ``load``."""
+
     wrong_timed: str = ""
     """What is found after timed launches."""
 
@@ -159,7 +162,8 @@ class ScriptedBackend:
         configs = {name: Does(**does) for name, does in script["configs"].items()}
         script = {**script, "configs": configs, "bad_opens": dict(script["bad_opens"])}
         self._script = Script(**script)
-        self._dead = self._damaged = self._loaded = False
+        self._dead = self._damaged = self._loaded = self._prepared = False
+        self._prepared_in: str | None = None
         self._launches: dict[str, int] = {}
         self._problem = Problem({"M": 0})
         self._seeds: Sequence[int] = ()
@@ -217,14 +221,22 @@ class ScriptedBackend:
         self._launch(name, does)
         return does.wrong_again or None
 
+    def prepare(self) -> None:
+        self._prepared = True
+
     def check(self) -> str | None:
-        return self._script.configs[self._last].wrong_timed or None
+        does = self._script.configs[self._last]
+        if self._prepared_in is None:
+            return does.wrong_timed or None
+        wrong = does.wrong_in.get(self._prepared_in, "")
+        return wrong if wrong and self._happens(f"wrong {self._last}", does.wrong_times) else None
 
     def damage(self) -> str | None:
         return "the expected out changed, seed 0" if self._damaged else None
 
     def time(self, trial: Trial) -> Measurement:
         name, does = self._asked(trial, "time")
+        self._prepared_in = None
         for _ in range(8):
             self._launch(name, does)
         taken = does.us[self._count(f"rounds of {name}") % len(does.us)]
@@ -236,6 +248,11 @@ class ScriptedBackend:
 
     def sample(self, trial: Trial, state: State) -> float:
         loaded, self._loaded = self._loaded, False
+        if self._prepared:  # it is compared, and its time does not count
+            self._prepared, self._prepared_in = False, "load" if loaded else state
+            name, does = self._asked(trial, "compare", f" {self._prepared_in}")
+            self._launch(name, does)
+            return 10.0
         name, does = self._asked(trial, "sample", "" if loaded else f" {state}")
         self._launch(name, does)
         if state in does.in_states and not loaded:

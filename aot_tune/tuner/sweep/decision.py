@@ -7,13 +7,14 @@ from collections.abc import Collection, Mapping
 from dataclasses import replace
 
 from aot_tune.choose.left_out import near_exponent
+from aot_tune.declare.declaration import Declaration
 from aot_tune.tables.table import BuiltWith, Table
 from aot_tune.tuner.choose.entries import choose_entries, left_at_points, settle_portfolio
 from aot_tune.tuner.choose.incumbent import check_joinable, comparable, differences
 from aot_tune.tuner.choose.times import TIE, ProblemTimes, SweepTimes
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.tuner.plan.candidates import SweepPlan
-from aot_tune.tuner.plan.sizes import LEFT_AT_MOST, next_size, sizes_inside
+from aot_tune.tuner.plan.sizes import LEFT_AT_MOST, is_odd, next_size, sizes_inside
 from aot_tune.tuner.sweep.state import KernelTimes
 from aot_tune.values.bucket import bucket_of
 from aot_tune.values.config import Config
@@ -196,6 +197,24 @@ def to_recheck(
         if edge is not None and member not in winning:
             checks[edge].append(member)
     return [(edge, config) for edge, configs in checks.items() for config in configs]
+
+
+def to_verify(table: Table, swept: KernelTimes, tunable: Declaration) -> list[Problem]:
+    """Return the problems at which the portfolio is verified, not timed, before a table is published.
+
+    They are the declared problems of the swept buckets, and an odd size of each, without the problems at
+    which the portfolio was timed: it was verified there.
+    """
+    axes = tunable.axes
+    inside: dict[Problem, dict[Problem, None]] = {
+        entry.bucket: {} for entry in table.entries if entry.bucket in swept.problems
+    }
+    for problem in (*swept.problems, *tunable.typical_problems):
+        inside.get(bucket_of(axes, problem), {})[problem] = None
+    for bucket, problems in inside.items():
+        if not any(is_odd(axes, problem) for problem in problems):
+            problems.update(dict.fromkeys(sizes_inside(axes, bucket)[-1:]))
+    return [problem for problems in inside.values() for problem in problems if problem not in swept.problems]
 
 
 def _without(sweep: SweepTimes, configs: set[Config]) -> SweepTimes:

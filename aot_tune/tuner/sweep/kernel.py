@@ -15,9 +15,10 @@ Each problem of a step is a task of its own, done by one GPU of the pool: only t
 Steps wait for all of their problems. The choices depend neither on the assignment of tasks to GPUs nor on the
 number of GPUs: results are put into the order of the plan first.
 
-Compilations run at the same time. A result in the journal is not measured again. Winners are verified once
-more in a fresh process when the table is known (`KernelSweep.table`). When a member of the portfolio is
-found wrong, the portfolio is chosen again without it and missing times are measured, until all members pass.
+Compilations run at the same time. A result in the journal is not measured again. When the table is known,
+winners are verified once more in a fresh process, and the portfolio at declared sizes and at an odd size of
+each bucket (`KernelSweep.table`). When a member of the portfolio is found wrong, the portfolio is chosen
+again without it and missing times are measured, until all members pass.
 
 A wrong result of a default is verified on another GPU. A GPU that is wrong alone leaves the sweep, and the
 kernel's sweep starts again without its results.
@@ -36,10 +37,11 @@ from aot_tune.tuner.choose.gpu_models import DefaultTwice, disagreements
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.measure.blame import Known
 from aot_tune.tuner.measure.supervise import GpuLostError, ProblemFailedError
+from aot_tune.tuner.measure.worker.backend import LAUNCHES
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.tuner.plan.candidates import ProblemPlan, SweepPlan, plan_only
 from aot_tune.tuner.sweep.budget import Budget, OutOfTimeError
-from aot_tune.tuner.sweep.decision import Decision, to_recheck
+from aot_tune.tuner.sweep.decision import Decision, to_recheck, to_verify
 from aot_tune.tuner.sweep.gpus import GpuPool, GpuSlot, Task
 from aot_tune.tuner.sweep.problem import ProblemPass
 from aot_tune.tuner.sweep.progress import Progress
@@ -88,6 +90,8 @@ class KernelSweep:
         """The plans of the portfolio's problems, in their order."""
         self._added: set[Problem] = set()
         """The problems of `_plans` without which their buckets are served too."""
+        self._verified: dict[Problem, ProblemPlan] = {}
+        """The plans of the problems at which the portfolio was verified and not timed."""
         self._begun = self._of = 0
 
     @property
@@ -107,7 +111,7 @@ class KernelSweep:
                 return self._run()
 
     def _run(self) -> None:
-        self._plans, self._added, self._begun = {}, set(), 0
+        self._plans, self._added, self._verified, self._begun = {}, set(), {}, 0
         self._of = 2 * len(self._edges) + sum(len(self._decision.first_sizes(edge)) for edge in self._edges)
         for problem_plan in self._plan.problems:
             for failure in problem_plan.refused:
@@ -129,7 +133,7 @@ class KernelSweep:
             times.faulty = self._faulty()
             table = self._decision.table(times)
             try:
-                if self._recheck(to_recheck(table, times, self._defaults())):
+                if self._recheck(table):
                     return table
                 self._choose_portfolio()
             except _GpuDisowned:
@@ -204,35 +208,46 @@ class KernelSweep:
             default, timed = defaults.get(problem), known.portfolio if self._plans else known.candidates
             if default is not None and (default not in timed or default in known.barred):
                 faulty[problem] = self._state.reason(problem, default)
+        for problem, plan in self._verified.items():
+            if self._state.results.recheck_failure(problem, plan.default) is not None:
+                faulty[problem] = self._state.reason(problem, plan.default)
         return faulty
 
     def _defaults(self) -> dict[Problem, Config]:
         """Return the default at each problem of the latest pass, where it may run."""
-        plans = self._plans.values() or self._plan.problems
+        plans = (*(self._plans.values() or self._plan.problems), *self._verified.values())
         return {plan.problem: plan.default for plan in plans if plan.default in plan.jobs}
 
     # The recheck --------------------------------------------------------------------------------------------
 
-    def _recheck(self, winners: Iterable[tuple[Problem, Config]]) -> bool:
-        """Verify winners once more in a fresh process. A wrong winner wins nowhere any more.
+    def _recheck(self, table: Table) -> bool:
+        """Verify a table's configs once more in a fresh process. A wrong config wins nowhere any more.
 
-        A winner that fails in another way, or whose problem cannot be opened, does not win at that problem.
-
-        Args:
-            winners: Each config with the problem at which it is verified, grouped by problem.
+        Winners and defaults are verified at their edges, the portfolio and the default once at the sizes of
+        `to_verify`. A config that fails in another way does not win at that problem, or in that size's
+        bucket.
 
         Returns:
             Whether all passed.
         """
         times, results = self._state.times, self._state.results
         checks: dict[Problem, list[Config]] = {}
-        for problem, config in winners:
+        for problem, config in to_recheck(table, times, self._defaults()):
             if problem not in times.unopened:
                 checks.setdefault(problem, []).append(config)
+        for problem in to_verify(table, times, self._plan.kernel.tunable):
+            if problem not in times.unopened:
+                barred = times.problems[self._bucket_of(problem)].barred
+                members = [config for config in table.portfolio if config not in barred]
+                self._verified[problem] = plan_only(self._plan.kernel, problem, members)
+                checks[problem] = list(self._verified[problem].candidates)
+        plans = {**self._plans, **self._verified}
         self._do(
             "recheck",
-            {problem: self._plans[problem] for problem in checks},
-            lambda measuring, problem: measuring.recheck(checks[problem]),
+            {problem: plans[problem] for problem in checks},
+            lambda measuring, problem: measuring.recheck(
+                checks[problem], launches=0 if problem in self._verified else LAUNCHES
+            ),
         )
         passed = True
         for problem, configs in checks.items():
@@ -241,9 +256,14 @@ class KernelSweep:
                 continue
             for failure in filter(None, (results.recheck_failure(problem, config) for config in configs)):
                 passed = False
-                barred = times.problems[problem].barred
-                times.add(problem, barred=barred | {failure.config})
+                for size in [problem] if problem in times.problems else self._measured_with(problem):
+                    times.add(size, barred=times.problems[size].barred | {failure.config})
         return passed
+
+    def _measured_with(self, problem: Problem) -> list[Problem]:
+        """Return the measured problems of a problem's bucket."""
+        bucket = self._bucket_of(problem)
+        return [size for size in self._state.times.problems if self._bucket_of(size) == bucket]
 
     # Tasks --------------------------------------------------------------------------------------------------
 

@@ -92,11 +92,16 @@ class ProblemPass:
         )
         self._state.times.add(self._problem, portfolio=times, portfolio_states=states, runoff=runoff)
 
-    def recheck(self, winners: Iterable[Config]) -> None:
-        """Verify winners again."""
-        for config in winners:
+    def recheck(self, configs: Iterable[Config], launches: int) -> None:
+        """Verify configs again.
+
+        Args:
+            configs: The configs.
+            launches: Launches of each after its verification.
+        """
+        for config in configs:
             if not self._results.is_rechecked(self._problem, config):
-                request = Recheck(self._problem, self._cubins("recheck", [config]))
+                request = Recheck(self._problem, self._cubins("recheck", [config]), launches=launches)
                 with self._spending("recheck", verifying=True):
                     outcomes = self._slot.session.answer(request)
                     failed = next((outcome for outcome in outcomes if isinstance(outcome, Failure)), None)

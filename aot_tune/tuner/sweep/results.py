@@ -175,8 +175,8 @@ class SweepResults:
         return (problem, config) in self._rechecks
 
     def recheck_failure(self, problem: Problem, config: Config) -> Failure | None:
-        """Return the failure of a winner's second verification; None where it passed."""
-        return self._rechecks[problem, config]
+        """Return the failure of a second verification; None where it passed or was not made."""
+        return self._rechecks.get((problem, config))
 
     def found_wrong(self, config: Config) -> tuple[Step, Problem, str] | None:
         """Return the step, the problem and the GPU of a config's first wrong result; None without any."""

@@ -18,6 +18,7 @@ import pytest
 
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import DeclarationError, JournalMismatchError, TuneError
+from aot_tune.tables.states import State
 from aot_tune.tuner.measure import gpu_lock
 from aot_tune.tuner.measure.blame import FaultCounts
 from aot_tune.tuner.measure.request import Finals, Measure, Recheck, Reported, TimeInState
@@ -639,8 +640,8 @@ def test_before_each_launch_in_turn_the_gpu_is_kept_busy_and_for_longer_before_t
 ) -> None:
     session = start({"a": Does(us=[1000.0]), "b": Does(us=[1050.0], in_turn=[math.nan, 1050.0])})
     session.answer(Finals(ONE, of("a", "b")))
-    log = [line.split()[0] for line in events(folder) if line.startswith(("busy", "sample"))]
-    rounds = "".join({"busy": "b", "sample": "s"}[each] for each in log).split("bb")
+    log = [line.split()[0] for line in events(folder) if line.startswith(("busy", "sample", "compare"))]
+    rounds = "".join("b" if each == "busy" else "s" for each in log).split("bb")
     assert rounds[0] == ""
     assert len(rounds) == 1 + LEAST_ROUNDS
     assert {each[0] for each in rounds[1:]} == {"s"}
@@ -942,6 +943,38 @@ def test_a_config_that_is_wrong_in_timed_launches_alone_cannot_win(start: Start)
     assert isinstance(outcomes[1], Failure)
     assert outcomes[1].message == "out: 64 are wrong, after timed launches"
     assert by_name(session.answer(Finals(ONE, of("a", "bad")))) == {"a": "ok", "bad": "verify"}
+
+
+@pytest.mark.parametrize("state", ["read", "written", "tight"])
+def test_a_config_that_is_wrong_in_a_state_alone_has_no_time_there(
+    start: Start, folder: Path, state: State
+) -> None:
+    session = start({"a": Does(), "bad": Does(us=[1.0], wrong_in={state: "out: 64 are wrong"})})
+    assert by_name(session.answer(Measure(ONE, of("a", "bad")))) == {"a": "ok", "bad": "ok"}
+    assert by_name(session.answer(TimeInState(ONE, of("a", "bad"), state=state))) == {
+        "a": "ok",
+        "bad": "verify",
+    }
+    compared = [line.split()[1] for line in events(folder) if line.startswith("compare")]
+    assert compared == ["a", "bad", "bad"], "once each, and once to confirm it"
+
+
+def test_a_config_that_is_wrong_under_load_alone_has_no_time(start: Start) -> None:
+    wrong = Does(us=[1000.0], wrong_in={"load": "out: 64 are wrong"})
+    session = start({"a": Does(us=[1010.0]), "bad": wrong, "b": Does(us=[1020.0])})
+    outcomes = session.answer(Measure(ONE, of("a", "bad", "b")))
+    assert by_name(outcomes) == {"a": "ok", "bad": "verify", "b": "ok"}
+    assert isinstance(outcomes[1], Failure)
+    assert outcomes[1].message == "out: 64 are wrong, under load, at launch 1 that is compared"
+    assert by_name(session.answer(Finals(ONE, of("a", "b")))) == {"a": "ok", "b": "ok"}
+
+
+def test_a_config_that_is_wrong_in_a_state_once_is_launched_many_times_there(
+    start: Start, folder: Path
+) -> None:
+    session = start({"a": Does(wrong_in={"written": "out: 64 are wrong"}, wrong_times=1)})
+    assert by_name(session.answer(TimeInState(ONE, of("a"), state="written"))) == {"a": "ok"}
+    assert LEAST_LAUNCHES < events(folder).count("compare a written") <= 1 + LAUNCHES
 
 
 @pytest.mark.parametrize("launch", [1, 6], ids=["verifying", "timing"])

@@ -3,19 +3,22 @@
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Iterator
+import shutil
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import TuneError
 from aot_tune.tables import store
-from aot_tune.tables.table import Entry
+from aot_tune.tables.table import Entry, Table
 from aot_tune.tuner.measure.supervise import GpuLostError
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.tuner.plan.candidates import ProblemPlan
 from aot_tune.tuner.plan.sizes import MOST_ADDED
+from aot_tune.tuner.sweep import decision
 from aot_tune.tuner.sweep import journal as journals
 from aot_tune.tuner.sweep import run as sweep
 from aot_tune.tuner.sweep.budget import Budget, OutOfTimeError
@@ -23,10 +26,13 @@ from aot_tune.tuner.sweep.kernel import KernelSweep
 from aot_tune.tuner.sweep.progress import PlainProgress
 from aot_tune.tuner.sweep.report import SweepReport, SweepRequest
 from aot_tune.tuner.sweep.results import PASSES, Step, accepts, outcome_of
+from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
-from tests.support import hashed_sessions
+from tests.faults import small_kernel
+from tests.support import hashed_sessions, near_gpu
 from tests.support.hashed_sessions import HashedSession
+from tests.support.near_gpu import Launch, NearGpu
 from tests.support.samples import DEFAULT, SM90, scale_in
 
 pytestmark = pytest.mark.process  # a sweep compiles, but where an earlier run left its cubins
@@ -283,7 +289,7 @@ def test_where_no_time_is_left_a_bucket_stays_without_the_sizes_to_add(
     assert report.rows[0].unreached == ()
     points = {m: [point.size["M"] for point in entry.points] for m, entry in _entries(folder).items()}
     assert points == {
-        1: [1], 16: [10, 14, 16], 64: [40, 56, 64], 128: [69, 101, 128], 256: [149, 213, 256],
+        1: [1], 16: [11, 15, 16], 64: [41, 57, 64], 128: [69, 101, 128], 256: [149, 213, 256],
         512: [309, 437, 512],
     }  # fmt: skip
 
@@ -302,3 +308,126 @@ def test_what_a_limited_time_does_not_reach_stays_as_it_was(folder: Path, clock:
     assert 0 < len(report.rows[0].unreached) < len(before)
     table = store.read_table(store.table_path(folder / "tables", SM90, "scale"))
     assert table.portfolio[: len(portfolio)] == portfolio
+
+
+# Configs that are wrong here and there ----------------------------------------------------------------------
+
+
+@pytest.fixture
+def near(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
+    """A GPU in this process, with the real rules of measuring."""
+    with near_gpu.measuring(monkeypatch, tmp_path):
+        yield
+
+
+WAYS: dict[str, tuple[float, Callable[[Launch], bool]]] = {
+    "a declared size": (1.0, lambda launch: launch.m == 34),
+    "odd sizes below 64": (1.0, lambda launch: launch.m % 2 == 1 and launch.m < 64),
+    "written": (1.0, lambda launch: launch.kind == "written"),
+    "tight": (1.0, lambda launch: launch.kind == "tight"),
+    "read": (100.0, lambda launch: launch.kind == "read"),
+    "load": (100.0, lambda launch: launch.kind == "load"),
+}
+"""Factors of the times, as short kernels are not timed under load, and launches that are wrong."""
+
+
+def _tune_near(folder: Path, number: int, **changes: Any) -> Table:
+    """Tune a kernel of which one config, another by each number, is fast."""
+    NearGpu.fast = small_kernel.SPACE[1:][number % 11]
+    shutil.rmtree(folder / "tables", ignore_errors=True)
+    return _tuned_near(folder, **changes)
+
+
+def _tuned_near(folder: Path, m: Sequence[int] = (16, 34, 256)) -> Table:
+    typical = [{"dtype": "bfloat16", "M": list(m), "N": 1024}]
+    tunable = dataclasses.replace(small_kernel.scale, tables=folder / "tables", typical=typical)
+    request = SweepRequest(
+        kernels=(FoundKernel(module=small_kernel.MODULE, tunable=tunable),),
+        arch=SM90, gpus=(0,), jobs=2, journal=folder / "journal", fresh=True,
+    )  # fmt: skip
+    with (folder / "said").open("a") as said:
+        assert sweep.run(request, PlainProgress(said)).complete, _said(folder)
+    return store.read_table(store.table_path(folder / "tables", SM90, "scale"))
+
+
+def _holds(table: Table, config: Config | None) -> bool:
+    return config in (*table.portfolio, *(entry.config for entry in table.entries))
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_a_fast_config_that_is_wrong_here_alone_is_not_published(
+    near: None, folder: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    slow, wrong = WAYS[way]
+    monkeypatch.setattr(NearGpu, "slow", slow)
+    monkeypatch.setattr(NearGpu, "wrong", lambda launch: launch.config == NearGpu.fast and wrong(launch))
+    assert not _holds(_tune_near(folder, 4), NearGpu.fast)
+    assert {entry.bucket["M"] for entry in _tune_near(folder, 4).entries} == {16, 64, 256}
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_a_config_that_is_wrong_here_alone_is_published_in_none_of_25_sweeps(
+    near: None, folder: Path, monkeypatch: pytest.MonkeyPatch, way: str
+) -> None:
+    slow, wrong = WAYS[way]
+    monkeypatch.setattr(NearGpu, "slow", slow)
+    monkeypatch.setattr(NearGpu, "wrong", lambda launch: launch.config == NearGpu.fast and wrong(launch))
+    published = [number for number in range(25) if _holds(_tune_near(folder, number), NearGpu.fast)]
+    assert published == []
+
+
+def test_a_bucket_whose_points_stay_even_is_verified_at_an_odd_size_too(
+    near: None, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The points of the table that is there stay, so that its lines may."""
+    even = lambda axes, bucket: [bucket.replaced(M=bucket.size("M") * 5 // 8)]  # noqa: E731
+    with monkeypatch.context() as patch:
+        patch.setattr(decision, "sizes_inside", even)
+        assert _holds(_tune_near(folder, 4), NearGpu.fast), "it is right so far"
+    NearGpu.launches.clear()
+    table = _tuned_near(folder)
+    odd = {(launch.m, launch.kind) for launch in NearGpu.launches if launch.m % 2}
+    assert [[point.size["M"] for point in entry.points] for entry in table.entries] == [
+        [10, 16], [40, 64], [160, 256]
+    ]  # fmt: skip
+    assert odd == {(15, "verify"), (57, "verify"), (213, "verify")}, "once, and not timed"
+    verified = [launch for launch in NearGpu.launches if launch.m == 57]
+    assert {launch.config for launch in verified} == {*table.portfolio, small_kernel.DEFAULT}
+    assert len(verified) == len(set(verified))
+    wrong = lambda launch: launch.config == NearGpu.fast and launch.m == 57  # noqa: E731
+    monkeypatch.setattr(NearGpu, "wrong", wrong)
+    assert not _holds(_tuned_near(folder), NearGpu.fast)
+
+
+def test_a_declared_size_that_is_timed_anyway_is_not_verified_again(near: None, folder: Path) -> None:
+    NearGpu.fast = small_kernel.SPACE[5]
+    _tuned_near(folder, (15, 16, 41, 256))
+    assert {launch.m for launch in NearGpu.launches if launch.kind == "again"} == {16, 64, 256}
+    verified = [launch for launch in NearGpu.launches if launch.kind == "verify" and launch.m in (15, 41)]
+    assert verified
+    assert len(verified) == len(set(verified))
+
+
+def test_a_default_that_is_wrong_at_a_declared_size_alone_is_named(
+    near: None, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    wrong = lambda launch: launch.config == small_kernel.DEFAULT and launch.m == 34  # noqa: E731
+    monkeypatch.setattr(NearGpu, "wrong", wrong)
+    with pytest.raises(TuneError, match=r"M=34 N=1024: the default .* computed a wrong result"):
+        _tuned_near(folder)
+
+
+def test_a_default_that_fails_at_a_declared_size_alone_leaves_its_bucket_without_an_entry(
+    near: None, folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fails(launch: Launch) -> bool:
+        if launch.config == small_kernel.DEFAULT and launch.m == 34:
+            raise RuntimeError("too many resources")
+        return False
+
+    monkeypatch.setattr(NearGpu, "wrong", fails)
+    with pytest.raises(AssertionError, match=r"no entry: its default .* failed at dtype=bfloat16 M=34"):
+        _tuned_near(folder)
+    table = store.read_table(store.table_path(folder / "tables", SM90, "scale"))
+    assert [entry.bucket["M"] for entry in table.entries] == [16, 256]

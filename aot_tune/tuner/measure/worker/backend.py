@@ -128,8 +128,11 @@ class Backend(Protocol):
     def time(self, trial: Trial) -> Measurement:
         """Time a config on the first seed's arguments, restoring changed arguments before each launch."""
 
+    def prepare(self) -> None:
+        """Poison the outputs before a `sample` whose output `check` compares."""
+
     def check(self) -> str | None:
-        """Compare what the last launch of `time` wrote; return what is wrong, or None."""
+        """Compare what the last `time` or `sample` wrote; return what is wrong, or None."""
 
     def damage(self) -> str | None:
         """Return which expected value, saved copy or input changed; None when none did."""

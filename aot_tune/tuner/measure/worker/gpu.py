@@ -87,6 +87,8 @@ class GpuBackend:
         self._problem: Problem | None = None
         self._cases: list[Case] = []
         self._results: list[dict[str, torch.Tensor]] = []
+        self._written: list[Case] = []
+        """The cases of the last `time` or `sample`."""
         self._tunable = load(module, name)
         self._launcher = cutile.launcher(
             programmatic_dependent_launch=self._tunable.programmatic_dependent_launch, arch=self._device.arch
@@ -145,10 +147,15 @@ class GpuBackend:
         self._launch(trial, case)
         torch.cuda.synchronize()
 
+    def prepare(self) -> None:
+        """Poison the outputs before a `sample` whose output `check` compares."""
+        for case in self._cases:
+            case.prepare()
+
     def check(self) -> str | None:
-        """Compare what the last launch of `time` wrote; return what is wrong, or None."""
+        """Compare what the last `time` or `sample` wrote; return what is wrong, or None."""
         torch.cuda.synchronize()
-        return self._cases[0].check()
+        return next(filter(None, (case.check() for case in self._written)), None)
 
     def damage(self) -> str | None:
         """Return which expected value, saved copy or input changed; None when none did."""
@@ -159,7 +166,7 @@ class GpuBackend:
         """Time a config on the first seed's arguments, renewed untimed before each launch."""
         case = self._cases[0]
         kernel = self._kernel(trial)
-        self._results = []
+        self._results, self._written = [], [case]
         case.prepare()  # poisoned: a launch that writes nothing must not pass with an earlier launch's output
         while self._launches[trial.config] < WARM_LAUNCHES:
             case.renew()
@@ -208,8 +215,10 @@ class GpuBackend:
             return lambda: ct_launch(self._stream, grid, kernel, arguments)
 
         case = self._cases[0]
+        self._written = [case]
         if state == "tight":
             row = (case, self._cases[-1], case)
+            self._written.append(self._cases[-1])
             return self._round.tight([(member.renew, launch(member)) for member in row])
         case.renew()
         [us] = self._round([launch(case)], written=state == "written")

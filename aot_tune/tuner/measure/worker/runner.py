@@ -18,6 +18,9 @@ measured again, a bounded number of times. A config that leads by more than the 
 well, before its time decides which configs are near: one sample that is too fast would exclude all real
 contenders.
 
+After the turns each config is launched once more in the same state, on poisoned outputs, which are compared:
+a config may be wrong in such launches alone.
+
 Each time is reported as provisional when it is taken, so that a later fault throws none away. The parent
 hands the provisional times back with the rest of a request whose worker broke.
 
@@ -30,7 +33,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from importlib import import_module
@@ -322,7 +325,8 @@ class TrialRunner:
         """Time trials launch by launch, in turn; return the outcome of each.
 
         Trials with a wide margin of error are then timed again, `samples` launches more each time, until a
-        launch is disturbed or gives no time. Earlier samples are kept.
+        launch is disturbed or gives no time. Earlier samples are kept. After the turns the output of one more
+        launch of each trial is compared.
 
         Args:
             trials: The configs.
@@ -357,11 +361,32 @@ class TrialRunner:
         if isinstance(harm, Failure) and harm.stage == "verify":
             self._report(Poisoned(config=None, stage="verify", message=harm.message))
             raise _ContextDead
+        for trial in [trial for trial in trials if trial not in failed]:
+            wrong = self._guarded(trial, lambda trial: self._compare(trial, state, load=load))
+            if wrong is not None:
+                failed[trial] = wrong
         return {
             trial: failed.get(trial)
             or replace(from_samples(trial.config, us), disturbed=disturbed.get(trial))
             for trial, us in taken.items()
         }
+
+    def _compare(self, trial: Trial, state: State, *, load: bool) -> Failure | None:
+        """Launch a config in a state of the GPU, untimed, and compare its output.
+
+        A config with a wrong result that must be confirmed is launched as often as in `_verify`.
+        """
+        for number in self._launches(max(1, trial.launches)):
+            self._report(Running(config=trial.config))
+            self._backend.prepare()
+            if load:
+                self._backend.busy(BUSY_BETWEEN_S)
+            self._backend.sample(trial, state)
+            if wrong := self._backend.check():
+                where = "under load" if load else f"in the state {state}"
+                message = f"{wrong}, {where}, at launch {number + 1} that is compared"
+                return Failure(config=trial.config, stage="verify", message=message)
+        return None
 
     def _one_turn(
         self, trials: Sequence[Trial], state: State, number: int, *, load: bool
@@ -436,8 +461,8 @@ class TrialRunner:
     def _verify(self, trial: Trial) -> Failure | None:
         began = time.monotonic()
         wrong = self._backend.verify(trial)
-        for number in range(trial.launches):
-            if wrong or (number >= LEAST_LAUNCHES and time.monotonic() - began > LAUNCHES_SECONDS):
+        for number in self._launches(trial.launches):
+            if wrong:
                 break
             self._report(Running(config=trial.config))  # many launches are no hang
             wrong = self._backend.again(trial, number)
@@ -445,6 +470,14 @@ class TrialRunner:
                 wrong = f"{wrong}, at launch {number + 1} after a correct one"
         self._verify_s = time.monotonic() - began
         return None if wrong is None else Failure(config=trial.config, stage="verify", message=wrong)
+
+    def _launches(self, most: int) -> Iterator[int]:
+        """Count launches, up to `LEAST_LAUNCHES` or as many as `LAUNCHES_SECONDS` suffice for."""
+        began = time.monotonic()
+        for number in range(most):
+            if number >= LEAST_LAUNCHES and time.monotonic() - began > LAUNCHES_SECONDS:
+                return
+            yield number
 
     def _verify_and_time(self, trial: Trial) -> Outcome:
         return self._verify(trial) or self._time(trial)

@@ -71,7 +71,12 @@ def test_each_state_is_made_before_the_launch_that_is_timed(
     timed._buffer = SimpleNamespace(sum=lambda: done.append("read"), fill_=lambda _: done.append("written"))  # type: ignore[assignment]
     backend: Any = GpuBackend.__new__(GpuBackend)
     backend._cases = [
-        SimpleNamespace(renew=lambda seed=seed: done.append(f"renewed {seed}"), args=(seed,))
+        SimpleNamespace(
+            renew=lambda seed=seed: done.append(f"renewed {seed}"),
+            prepare=lambda seed=seed: done.append(f"poisoned {seed}"),
+            check=lambda seed=seed: done.append(f"compared {seed}"),
+            args=(seed,),
+        )
         for seed in (0, 1)
     ]
     backend._round, backend._stream = timed, 0
@@ -85,3 +90,8 @@ def test_each_state_is_made_before_the_launch_that_is_timed(
         assert done == ["read", *row, *last], "nothing between the launches but what renews their arguments"
     else:
         assert done == ["renewed 0", state, *last]
+    done.clear()
+    backend.prepare()
+    assert done == ["poisoned 0", "poisoned 1"]
+    assert backend.check() is None
+    assert done[3:] == ["compared 0", *(["compared 1"] if state == "tight" else [])], "all that it wrote"
