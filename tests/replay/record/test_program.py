@@ -36,13 +36,17 @@ print(json.dumps({"launches": launches, "searched": searched}))
 pytestmark = pytest.mark.process
 
 
+def kept(folder: Path) -> dict[str, str]:
+    """This process's environment without variables of aot_tune, where modules of `folder` are found too."""
+    others = {name: value for name, value in os.environ.items() if name not in environment.DESCRIPTIONS}
+    return {**others, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
+
+
 def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    kept = {name: value for name, value in os.environ.items() if name not in environment.DESCRIPTIONS}
-    path = os.pathsep.join([str(folder), str(ROOT)])
     return subprocess.run(
         [sys.executable, *words],
         cwd=folder,
-        env={**kept, "PYTHONPATH": path},
+        env=kept(folder),
         capture_output=True,
         text=True,
         timeout=300,
@@ -58,6 +62,19 @@ def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
     assert done.returncode == 0, done.stderr
     found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
     return found
+
+
+def test_the_exit_code_is_the_program_s_where_the_parent_ignores_how_children_end(tmp_path: Path) -> None:
+    before = signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # a process that is started now ignores it too
+    program = "import signal, sys; print(signal.getsignal(signal.SIGCHLD).name); sys.exit(7)"
+    command = [sys.executable, "-m", "aot_tune", "record", "--out", "tables", sys.executable, "-c", program]
+    try:
+        process = subprocess.Popen(
+            command, cwd=tmp_path, env=kept(tmp_path), stdout=subprocess.PIPE, text=True
+        )
+    finally:
+        signal.signal(signal.SIGCHLD, before)
+    assert (process.communicate(timeout=300)[0], process.returncode) == ("SIG_DFL\n", 7)
 
 
 def test_a_program_is_recorded_and_then_run_without_a_search(tmp_path: Path) -> None:

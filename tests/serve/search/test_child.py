@@ -5,6 +5,7 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import signal
 import subprocess
 import sys
 import time
@@ -81,6 +82,22 @@ def test_the_child_imports_from_the_parents_path_and_not_from_the_current_folder
     command = child.command()
     asked = subprocess.run(command, input=request, capture_output=True, text=True, check=False)
     assert asked.stderr.strip().endswith("KeyError: 'configs'"), "it read the request, which is incomplete"
+
+
+@pytest.mark.process
+def test_a20_the_childs_compilers_end_is_known_where_the_server_ignores_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "asks.py").write_text(
+        "import pathlib, signal\n"
+        "pathlib.Path(__file__).with_name('is').write_text(signal.getsignal(signal.SIGCHLD).name)\n"
+    )
+    monkeypatch.setattr(sys, "path", [str(tmp_path), *sys.path])
+    subprocess.run(
+        child.command(), input=json.dumps({"module": "asks", "kernel": "x"}), text=True, check=False,
+        capture_output=True, preexec_fn=lambda: signal.signal(signal.SIGCHLD, signal.SIG_IGN),
+    )  # fmt: skip
+    assert (tmp_path / "is").read_text() == "SIG_DFL"
 
 
 @pytest.mark.process
