@@ -106,7 +106,11 @@ def _spec(package: str) -> ModuleSpec | None:
 def _places(spec: ModuleSpec) -> list[Path]:
     """Return the folders of a package: the first of a regular one, all of a namespace package."""
     places = [Path(place) for place in spec.submodule_search_locations or ()]
-    return places[:1] if spec.origin is not None else [place for place in places if place.is_dir()]
+    if spec.origin is not None:
+        return places[:1]
+    # A folder is listed again where the path leads to it twice.
+    distinct = {os.path.realpath(place): place for place in reversed(places) if place.is_dir()}
+    return list(reversed(distinct.values()))
 
 
 def table_path(folder: Path, arch: Arch, kernel: str) -> Path:

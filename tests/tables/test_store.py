@@ -103,6 +103,14 @@ def test_a_package_that_lies_in_several_folders_has_none_for_its_tables(namespac
         store.package_folder(_declared("acme_ns"))
 
 
+def test_a_folder_that_the_path_leads_to_twice_is_one(namespace, monkeypatch):
+    (namespace / "link").symlink_to(namespace / "src")
+    monkeypatch.syspath_prepend(str(namespace / "link"))
+    home = store.package_folder(_declared("acme_ns.beta"))
+    assert home == namespace / "link" / "acme_ns" / "beta" / "tuned_configs"
+    assert len(store.former_folders("acme_ns.beta")) == 3
+
+
 def test_a_regular_package_has_no_former_folder(package):
     assert store.former_folders("somelib.kernels") == []
 
