@@ -15,6 +15,7 @@ from tests.fuzz.targets import CORPUS, TARGETS, corpus
 ACCEPTED = {
     "table": "a table",
     "recorded": "a recorded table",
+    "missed_problems": "2 problems, 1 notes",
     "cache_entry": "a config",
     "archive": "an archive of 2",
     "archive_index": "an archive of 2",

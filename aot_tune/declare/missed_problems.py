@@ -35,7 +35,7 @@ def problems_of_files(
         UsageError: A file cannot be read, or none of them names a problem of these kernels.
     """
     by_name = {kernel.tunable.name: kernel.tunable for kernel in kernels}
-    chosen: dict[str, tuple[Problem, ...]] = {}
+    chosen: dict[str, dict[Problem, None]] = {}
     unused: dict[str, list[str]] = {}
     for path in _files_of(paths):
         for number, line in enumerate(_lines_of(path), 1):
@@ -44,14 +44,14 @@ def problems_of_files(
                 name, wanted = record.get("kernel"), record.get("problem")
                 why = _other(record, by_name, arch)
                 problems = chosen_problems(by_name[name], wanted) if why is None else ()
-            except (ValueError, AttributeError, KeyError, TypeError):
+            except (ValueError, AttributeError, KeyError, TypeError, RecursionError):
                 why = "it is broken, no line that AOT_TUNE_RECORD writes"
             except UsageError as error:
                 why = str(error)
             if why is not None:
                 unused.setdefault(why, []).append(f"{path}, line {number}")
             else:
-                chosen[name] = tuple(dict.fromkeys((*chosen.get(name, ()), *problems)))
+                chosen.setdefault(name, {}).update(dict.fromkeys(problems))
     notes = [
         f"{places[0]}: {why}; {counted(len(places), 'such line')} left out" for why, places in unused.items()
     ]
@@ -59,7 +59,7 @@ def problems_of_files(
         names = ", ".join(map(str, paths))
         nothing = f"--problems {names}: no line names a problem of these kernels on {arch}"
         raise UsageError("\n".join([nothing, *notes]))
-    return chosen, notes
+    return {name: tuple(problems) for name, problems in chosen.items()}, notes
 
 
 def _other(record: Mapping[str, object], kernels: Container[str], arch: Arch) -> str | None:

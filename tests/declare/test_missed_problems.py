@@ -81,3 +81,31 @@ def test_a_file_that_is_not_there_or_names_nothing_is_refused(
     nothing, *reasons = str(refused.value).splitlines()
     assert nothing.endswith("no line names a problem of these kernels on sm90")
     assert [one.partition(": ")[2][:15] for one in reasons] == ["a library's sea", "it is broken, n"]
+
+
+def test_a_line_of_any_depth_is_a_broken_line_with_its_number(
+    kernels: tuple[FoundKernel, ...], tmp_path: Path
+) -> None:
+    path = write(tmp_path / "missed", MISSED, '{"kernel": ' + "[" * 100_000)
+    _, notes = problems_of_files(kernels, [path], SM90)
+    assert notes == [
+        f"{path}, line 2: it is broken, no line that AOT_TUNE_RECORD writes; 1 such line left out"
+    ]
+
+
+def test_reading_takes_as_long_as_there_are_lines(
+    kernels: tuple[FoundKernel, ...], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each problem was hashed again for each later line: 4,000 lines took 23 s."""
+    hashed = [0]
+    hash_of = Problem.__hash__
+
+    def counted(problem: Problem) -> int:
+        hashed[0] += 1
+        return hash_of(problem)
+
+    monkeypatch.setattr(Problem, "__hash__", counted)
+    missed = [{**MISSED, "problem": {**MISSED["problem"], "M": m}} for m in range(1, 401)]  # type: ignore[dict-item]
+    chosen, _ = problems_of_files(kernels, [write(tmp_path / "missed", *missed)], SM90)
+    assert len(chosen["scale"]) == 400
+    assert hashed[0] < 20 * 400

@@ -37,7 +37,14 @@ MOST_MIB = 512
 MOST_KEPT = 2000
 """The most inputs that the loop without atheris keeps."""
 
-INSTRUMENTED = ["aot_tune.tables", "aot_tune.serve", "aot_tune.cubins", "aot_tune.tuner", "aot_tune.values"]
+INSTRUMENTED = [
+    "aot_tune.declare",
+    "aot_tune.tables",
+    "aot_tune.serve",
+    "aot_tune.cubins",
+    "aot_tune.tuner",
+    "aot_tune.values",
+]
 """The packages whose coverage guides atheris: not the kernels, whose code cuTile reads."""
 
 MEMORY = "/dev/shm" if Path("/dev/shm").is_dir() else None

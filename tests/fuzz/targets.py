@@ -24,7 +24,8 @@ from aot_tune.choose.resolve import resolve
 from aot_tune.cubins.archive import HEADER, MAGIC, SCHEMA, Archive
 from aot_tune.cubins.origin import Origin
 from aot_tune.cubins.pack import KernelCubins, pack
-from aot_tune.errors import ArchiveError, TableError, TuneError
+from aot_tune.declare.missed_problems import problems_of_files
+from aot_tune.errors import ArchiveError, TableError, TuneError, UsageError
 from aot_tune.replay import document
 from aot_tune.replay.nearest import ANY, distance, larger
 from aot_tune.serve.launch.messages import passed_over_message
@@ -45,6 +46,7 @@ from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
 from tests.support.recorded_tables import TABLE
+from tests.support.samples import scale_in
 from tests.support.user_cache import CONFIG, KEY
 
 CORPUS = Path(__file__).parent / "corpus"
@@ -204,6 +206,32 @@ def _recorded(data: bytes) -> str:
             assert distance(one.problem, entries[0].problem, ANY) in (None, *range(10_000))
             larger(one.problem)
     return f"a recorded table of {len(table.entries)}"
+
+
+# Missed problems --------------------------------------------------------------------------------------------
+
+
+def _missed_seeds() -> list[bytes]:
+    searched = b'{"search": "lib.ops.kernel", "arch": "sm90", "arguments": {}}\n'
+    lines = [
+        {"kernel": "scale", "arch": "sm90", "problem": {"dtype": "bfloat16", "M": m, "N": 1024}}
+        for m in (300, 5)
+    ]
+    return [b"".join(json.dumps(line).encode() + b"\n" for line in lines) + searched]
+
+
+def _missed(data: bytes) -> str:
+    path = _folder() / "missed"
+    path.write_bytes(data)
+    (kernel,) = kernels = tuple(scale_in(_folder()).values())
+    try:
+        chosen, notes = problems_of_files(kernels, [path], Arch(9, 0))
+    except UsageError as error:
+        return f"refused: {str(error).splitlines()[-1].partition(': ')[2][:20]}"
+    for problem in chosen["scale"]:
+        assert kernel.tunable.bucket_of(problem).size("M") >= problem.size("M") >= 1
+    assert all(f"{path}, line " in note for note in notes)
+    return f"{len(chosen['scale'])} problems, {len(notes)} notes"
 
 
 # The user's cache -------------------------------------------------------------------------------------------
@@ -401,6 +429,7 @@ def _message(data: bytes) -> str:
 TARGETS: dict[str, Target] = {
     "table": Target(run=_table, seeds=_table_seeds),
     "recorded": Target(run=_recorded, seeds=lambda: [document.dump(TABLE)]),
+    "missed_problems": Target(run=_missed, seeds=_missed_seeds),
     "cache_entry": Target(run=_cache_entry, seeds=_cache_seeds),
     "archive": Target(run=_archive, seeds=lambda: [_archive_seed()]),
     "archive_index": Target(run=_archive_index, seeds=lambda: [_archive_parts()[0]]),
