@@ -63,7 +63,8 @@ def check(
     if path.name == FILE_NAME:
         return list(_archive(path.absolute(), kernels))
     if not path.is_dir():
-        return list(_table(path, kernels, own=own, place=False))
+        in_place = arch_called(path.absolute().parent.name) is not None
+        return list(_table(path, kernels, own=own, place=in_place))
     if arch_called(path.name) is not None:
         return list(_arch_folder(path, kernels, own=own))
     return list(_root(path, kernels, own=own))
@@ -248,8 +249,13 @@ def _table(
         return
     document = kind(path, table)
     if (line := _differing_line(data, kind.dump(table))) is not None:
-        what = f"not the bytes that aot-tune writes, from {line} on"
-        yield _finding(path, what, f"do not edit tables; {kind.again}")
+        what, fix = f"not the bytes that aot-tune writes, from {line} on", f"do not edit tables; {kind.again}"
+        if data.replace(b"\r\n", b"\n") == kind.dump(table):
+            what, fix = (
+                "its lines end in CRLF",
+                "write *.json eol=lf into .gitattributes, and check it out anew",
+            )
+        yield _finding(path, what, fix)
     if place and (right := kind.right_place(path, table)) is not None:
         what = f"it is the {kind.noun} of {document.name} on {table.arch}"
         yield _finding(path, what, f"move it to {right}")

@@ -55,7 +55,7 @@ def loads(data: bytes | str) -> Json:
     try:
         document = orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        raise TableError(f"not JSON: {error}") from None
+        raise TableError(_not_json(data) or f"not JSON: {error}") from None
     # orjson keeps the last of two equal keys. Where no string holds an escape, a quote before a colon always
     # ends a key, so the keys in the text are counted against those kept; only a difference is read slowly.
     try:
@@ -68,6 +68,15 @@ def loads(data: bytes | str) -> Json:
         except (ValueError, RecursionError) as error:
             raise TableError(f"not JSON with one meaning: {error}") from None
     return document
+
+
+def _not_json(data: bytes) -> str | None:
+    """Return which text of Git's a file holds in place of JSON; None where it holds none."""
+    if data.startswith(b"version https://git-lfs"):
+        return "a pointer of Git LFS in place of the file: git lfs pull"
+    if re.search(rb"^(<{7} |={7}$|>{7} )", data, re.M):
+        return "holds conflict markers of a merge: resolve the conflict"
+    return None
 
 
 def _distinct(pairs: list[tuple[str, Json]]) -> dict[str, Json]:

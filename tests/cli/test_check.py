@@ -193,7 +193,16 @@ def test_a_table_in_the_wrong_place_is_found(tmp_path: Path) -> None:
     (tmp_path / "sm100").mkdir()
     table.rename(tmp_path / "sm100" / "scale.json")
     (tmp_path / "sm90").rmdir()
-    assert "it is the table of scale on sm90: move it to sm90/scale.json" in "\n".join(_told(tmp_path))
+    wrong = "it is the table of scale on sm90: move it to sm90/scale.json"
+    assert wrong in "\n".join(_told(tmp_path))
+    assert wrong in "\n".join(_told(tmp_path, tmp_path / "sm100" / "scale.json")), "as pre-commit names it"
+
+
+def test_a_table_whose_lines_git_has_converted_is_found_as_such(tmp_path: Path) -> None:
+    path = write(tmp_path, scale_table())
+    path.write_bytes(path.read_bytes().replace(b"\n", b"\r\n"))
+    (line,) = _told(tmp_path)
+    assert line.endswith("lines end in CRLF: write *.json eol=lf into .gitattributes, and check it out anew")
 
 
 def test_a_table_in_the_shared_folder_of_a_namespace_package_is_found_with_its_move(

@@ -260,6 +260,16 @@ def test_damage_is_told_and_the_file_left_as_it_is(path: Path) -> None:
     assert path.read_bytes() == before
 
 
+@pytest.mark.parametrize("data", [b"rubbish", b'{\n  "schema": 2,\n  "kernel": "scale"\n}\n'])
+def test_a_file_that_is_no_journal_is_exit_code_1(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+    result = _run(path)
+    assert (result.exit_code, result.stdout) == (1, "")
+    assert f"{path} is no journal: it has no intact line" in result.stderr
+    path.write_bytes(b"")
+    assert _run(path).exit_code == 0, "a sweep that has just begun"
+
+
 def test_a_journal_of_another_release_is_exit_code_1_and_the_others_are_shown(path: Path) -> None:
     body = b'0123456789abcdef {"made_with":{"driver":"580.1"},"schema":2}'
     old = path.with_name("older.jsonl")

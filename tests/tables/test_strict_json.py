@@ -61,6 +61,8 @@ HOSTILE = {
     "empty": (b"", "the file is empty"),
     "blank": (b" \n\t ", "the file is empty"),
     "NULs": (b"\0" * 4096, "not JSON"),
+    "conflict markers": (b'{"a": 1,\n<<<<<<< HEAD\n"b": 2}', "conflict markers"),
+    "a Git LFS pointer": (b"version https://git-lfs.github.com/spec/v1\noid sha256:4d7a", "git lfs pull"),
     "cut short": (b'{"schema": 1, "kern', "not JSON"),
     "text after it": (b"{} {}", "not JSON"),
     "a BOM": (b"\xef\xbb\xbf{}", "byte order mark"),

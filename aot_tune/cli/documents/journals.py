@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import ClassVar, get_args
 
 from aot_tune.cli.seconds import Seconds, seconds_of
+from aot_tune.errors import JournalMismatchError
 from aot_tune.replay.record import journal as searches
 from aot_tune.tuner.outcome import Failure
 from aot_tune.tuner.sweep import journal as journals
@@ -185,6 +186,8 @@ def read_journal(path: Path) -> JournalDocument:
     content = journals.read(path, results.accepts)
     if not content.records and (searched := journals.read(path, searches.accepts)).records:
         return SearchJournal(path, searched)
+    if content.damaged_bytes and not (content.identity or content.records or content.foreign):
+        raise JournalMismatchError(f"{path} is no journal: it has no intact line; give a journal's path")
     return SweepJournal(path, content)
 
 
