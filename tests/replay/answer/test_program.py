@@ -115,7 +115,7 @@ RUN = "import sys; from aot_tune.replay.answer.program import run; sys.exit(run(
 
 
 def test_every_signal_that_can_be_passed_on_reaches_the_program() -> None:
-    names = ("HUP", "INT", "QUIT", "USR1", "USR2", "ALRM", "CONT", "WINCH", "ABRT", "URG", "RTMIN", "TERM")
+    names = ("HUP", "INT", "QUIT", "USR1", "USR2", "ALRM", "CONT", "WINCH", "ABRT", "URG", "RTMIN")
     numbers = [int(getattr(signal, f"SIG{name}")) for name in names]
     with subprocess.Popen(
         [sys.executable, "-c", RUN, sys.executable, "-c", LISTENING],
@@ -124,9 +124,14 @@ def test_every_signal_that_can_be_passed_on_reaches_the_program() -> None:
     ) as process:  # fmt: skip
         assert process.stdout is not None
         assert process.stdout.readline() == "ready\n"
-        for number in numbers:
+        for number in (*numbers, signal.SIGTSTP):
             process.send_signal(number)
-            assert process.stdout.readline() == f"{number}\n"
+            assert process.stdout.readline() == f"{int(number)}\n"
+        stopped = os.waitpid(process.pid, os.WUNTRACED)[1]
+        assert os.WIFSTOPPED(stopped)
+        for number in (signal.SIGCONT, signal.SIGTERM):
+            process.send_signal(number)
+            assert process.stdout.readline() == f"{int(number)}\n"
     assert process.returncode == 7
 
 

@@ -131,7 +131,7 @@ def test_make_fetches_the_library_that_is_recorded_before_it_tests() -> None:
 
 SEEN = """
 import json, os, sys
-json.dump(sorted(sys.modules), open(sys.argv[1], "w"))
+json.dump([sorted(sys.modules), sorted(os.environ)], open(sys.argv[1], "w"))
 os.environ["OMP_NUM_THREADS"] = "1"
 if sys.argv[1] == "record":
     import torch
@@ -154,8 +154,8 @@ def test_a_program_sees_the_modules_and_variables_as_ever_and_its_exit_code_is_p
         3,
         "aot-tune: the folder of recorded tables tabels does not exist yet\n",
     )
-    modules = json.loads((tmp_path / "record").read_text())
-    assert modules == json.loads((tmp_path / "run").read_text())
+    modules, variables = json.loads((tmp_path / "record").read_text())
+    assert [modules, variables] == json.loads((tmp_path / "run").read_text())
     assert not {"torch", "numpy", "cuda", "aot_tune.replay.record"} & {*modules}
     killed = aot_tune(tmp_path, "run", "--", sys.executable, "-c", "import os; os.kill(os.getpid(), 9)")
     assert killed.returncode == -9
