@@ -32,7 +32,7 @@ DESCRIPTIONS = {
     CACHE_DIR: "where live searches are remembered, an absolute path; default: the user's cache folder",
     CONFIG: "'default' launches every kernel with its default config: the A/B switch",
     RANKED: "a world size; above 1 nothing is searched. Where set, it decides in place of the launcher's",
-    SEARCH_SECONDS: "the longest live search that a miss may start, seconds; default 1",
+    SEARCH_SECONDS: "the longest live search of a miss, seconds; default 1, 15 where the arch has no table",
     LOG: "'1' prints each choice and its reason to stderr, once per unseen problem",
     ON_MISS: "what a miss does: 'search' (the default), 'nearest', 'default', or 'error' for servers",
     RECORD: "a file to which problems that missed are appended, each once; a process writes to FILE.<pid>",
@@ -45,6 +45,10 @@ DESCRIPTIONS = {
 DEFAULT_SEARCH_SECONDS = 1.0
 """Default limit of a live search, seconds. A search over prebuilt cubins takes 44 ms and fits; eight
 compilations take 5 s and do not (measured on an H200)."""
+
+UNTABLED_SEARCH_SECONDS = 15.0
+"""Default limit of a live search on an arch without a table, seconds. A child process starts in 6 s, and
+eight candidates take about 1 s each. Nothing is known of the default there: it may be much slower."""
 
 MOST_SEARCH_SECONDS = 1e6
 """Longest limit of a live search, seconds: 12 days. A wait for a lock takes at most 9.2e9 seconds."""
@@ -73,15 +77,18 @@ def forces_default() -> bool:
     return value == "default"
 
 
-def search_seconds() -> float:
+def search_seconds(default: float = DEFAULT_SEARCH_SECONDS) -> float:
     """Return the limit of a live search, seconds; 0 forbids live searches.
+
+    Args:
+        default: The limit where AOT_TUNE_SEARCH_SECONDS is not set.
 
     Raises:
         UsageError: AOT_TUNE_SEARCH_SECONDS is not a number of seconds.
     """
     value = os.environ.get(SEARCH_SECONDS, "")
     if not value:
-        return DEFAULT_SEARCH_SECONDS
+        return default
     try:
         seconds = float(value)
     except ValueError:

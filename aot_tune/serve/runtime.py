@@ -55,6 +55,9 @@ class Runtime(Protocol):
     def synchronize(self, index: int) -> None:
         """Wait until all launches on a GPU have run."""
 
+    def free_memory(self, index: int) -> int:
+        """Return the bytes of a GPU that no process holds."""
+
     def capturing(self) -> bool:
         """Whether this thread's current stream is being captured into a graph."""
 
@@ -122,6 +125,11 @@ class TorchRuntime:
     def synchronize(self, index: int) -> None:
         """Call torch.cuda.synchronize."""
         self._torch.cuda.synchronize(index)
+
+    def free_memory(self, index: int) -> int:
+        """Ask the driver; torch's own cache counts as held."""
+        with self.relaxed_capture():
+            return int(self._torch.cuda.mem_get_info(index)[0])
 
     def capturing(self) -> bool:
         """Whether this thread's current stream is being captured."""

@@ -52,6 +52,7 @@ class Driver:
     elapsed_ms: Callable[[str], float] = lambda symbol: 0.02  # symbol -> what events measure
     last_kernel: int = 0  # the number of kernels that were loaded before the one launched last
     refuses: Callable[[bytes], int] = lambda head: 0  # first bytes of code -> the error of loading it
+    free_memory: int = 0  # so that no miss without a table starts a process, but where a test says so
     capturing: bool = False
     captures_elsewhere: bool = False
     synchronized: list[int] = field(default_factory=list)
@@ -457,6 +458,9 @@ class FakeRuntime:
 
     def synchronize(self, index: int) -> None:
         DRIVER.synchronized.append(index)
+
+    def free_memory(self, index: int) -> int:
+        return DRIVER.free_memory
 
     def capturing(self) -> bool:
         return DRIVER.capturing

@@ -209,8 +209,10 @@ class UserCache:
             )
 
     @contextlib.contextmanager
-    def locked(self, key: Key, timeout_s: float) -> Iterator[LockState]:
+    def locked(self, key: Key, timeout_s: float, *, of_children: bool = False) -> Iterator[LockState]:
         """Hold a key's lock, so that only one process of a host searches for its winner.
+
+        With `of_children`, hold the lock of all searches in child processes, so that one at a time is made.
 
         The lock is the operating system's: it ends with its holder and is never stolen. The wait is bounded.
         Where locks do not hold (NFS), two processes may search; the later file replaces the earlier whole.
@@ -221,7 +223,8 @@ class UserCache:
             if self.folder is not None:
                 self._make(key)
                 if self._trusted(key):
-                    lock, state = _acquired((self.folder / key.place).with_suffix(".lock"), timeout_s)
+                    place = f"v{SCHEMA}/children" if of_children else key.place
+                    lock, state = _acquired((self.folder / place).with_suffix(".lock"), timeout_s)
         except (OSError, ValueError, NotImplementedError) as error:
             self._unlocked = error  # `write` reports it, if the winner can be written
         try:

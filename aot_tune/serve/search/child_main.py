@@ -1,4 +1,4 @@
-"""Process that checks and times unverified configs: a JSON request on stdin, a JSON answer on stdout.
+"""Process that checks and times unverified configs: JSON requests on stdin, answers on stdout, a line each.
 
 `aot_tune.serve.search.child` starts a Python that calls `main`, and kills it at the time limit. A fault or a
 hang stays in this process and never reaches the serving process.
@@ -6,13 +6,19 @@ hang stays in this process and never reaches the serving process.
 
 from __future__ import annotations
 
-import ctypes
 import json
 import os
+import select
 import signal
 import sys
+import threading
+import time
 from collections.abc import Sequence
+from contextlib import suppress
+from functools import cache
 from typing import Any
+
+import torch
 
 from aot_tune.declare.comparison import compare, poison
 from aot_tune.declare.declaration import Declaration
@@ -25,26 +31,44 @@ from aot_tune.values.config import Config
 from aot_tune.values.parts import named_parts, part_names
 from aot_tune.values.problem import Problem
 
-_PR_SET_PDEATHSIG = 1
+_IDLE_S = 60.0
+"""Seconds without a request after which the process ends, and with it its part of the GPU's memory."""
+
+_PARENT_S = 0.5
+"""Seconds between looks whether the parent lives."""
+
 _LIMIT_S = 3600.0
 """Time limit in seconds, so long that only the parent's limit counts."""
 
 
 def main() -> None:
-    """Answer the request on stdin."""
-    if sys.platform == "linux":
-        ctypes.CDLL(None).prctl(_PR_SET_PDEATHSIG, signal.SIGKILL)
+    """Answer the requests on stdin, until one has no winner: a candidate may have broken the CUDA context."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the compiler must learn how its own children end
+    threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     answers = os.fdopen(os.dup(1), "w")
-    os.dup2(2, 1)  # output of imported modules must not mix with the answer
-    request = json.load(sys.stdin)
-    tunable = load(request["module"], request["kernel"])
-    configs = [Config(**config) for config in request["configs"]]
-    best = search(tunable, Problem(request["problem"]), configs, request["device"])
-    if best is None:
-        sys.exit(1)
-    json.dump({"best": configs.index(best[0]), "mean_us": best[1]}, answers)
-    answers.flush()
+    os.dup2(2, 1)  # output of imported modules must not mix with the answers
+    while select.select([sys.stdin], [], [], _IDLE_S)[0] and (line := sys.stdin.readline()):
+        request = json.loads(line)
+        tunable = load(request["module"], request["kernel"])
+        configs = [Config(**config) for config in request["configs"]]
+        best = search(tunable, Problem(request["problem"]), configs, request["device"])
+        if best is None:
+            sys.exit(1)
+        torch.cuda.empty_cache()
+        print(json.dumps({"best": configs.index(best[0]), "mean_us": best[1]}), file=answers, flush=True)
+
+
+def _end_with(parent: int) -> None:
+    """End this process, and what it started, with its parent, which may be killed."""
+    while os.getppid() == parent:
+        time.sleep(_PARENT_S)
+    with suppress(OSError):
+        os.killpg(os.getpid(), signal.SIGKILL)
+    os._exit(1)
+
+
+_kernels_of = cache(HintedKernels)
+"""Kernels of a declaration, kept: another bucket may have the same signature."""
 
 
 def search(
@@ -55,7 +79,7 @@ def search(
     device = here.device(device_index)
     with here.entered(device_index):
         args = tunable.make_args(problem, f"cuda:{device_index}", 0)
-        kernels = HintedKernels(tunable)
+        kernels = _kernels_of(tunable)
         right = [c for c in configs if _is_right(tunable, problem, args, c, kernels, device_index)]
         if not right:
             return None

@@ -17,9 +17,11 @@ from math import prod
 from typing import Any
 
 from aot_tune import environment
+from aot_tune.choose.choice import tune_command
 from aot_tune.choose.index import Index, Match
 from aot_tune.choose.legality import Legality
 from aot_tune.declare.declaration import Declaration
+from aot_tune.errors import MissWarning
 from aot_tune.nvidia import cutile
 from aot_tune.serve.fork import ForkSafe
 from aot_tune.serve.kernels import HintedKernels
@@ -31,6 +33,7 @@ from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.lazy import lazy
 from aot_tune.values.problem import Problem
+from aot_tune.warn import warn
 
 _COMPILE_S = 0.8
 """Seconds to compile a config; 0.72 to 0.78 were measured."""
@@ -90,8 +93,12 @@ class Occasion:
     """Runtime in use."""
 
 
-class _CaptureError(Exception):
-    """A capture began while the search waited for the lock."""
+class _NotNowError(Exception):
+    """A capture began while the search waited for the lock, or another process searches in a child."""
+
+
+_announced: list[str] = []
+"""Warning of the first search in a child of this process."""
 
 
 class LiveSearch:
@@ -130,9 +137,13 @@ class LiveSearch:
         """Search where it is allowed and fits the time; None leaves the choice to `resolve`'s next step.
 
         It never searches during graph capture, in this thread or another. Each bucket is tried once per
-        process; a search that a capture prevents does not count, so that it may be made afterwards.
+        process; a search that a capture or another process prevents does not count: it may be made later.
         """
-        limit_s = environment.search_seconds()
+        is_verified = self._is_verified(occasion.index)
+        if is_verified:
+            limit_s = environment.search_seconds()
+        else:
+            limit_s = child.seconds_left(environment.search_seconds(environment.UNTABLED_SEARCH_SECONDS))
         arch, name = occasion.device.arch, occasion.device.name
         bucket = self._tunable.bucket_of(occasion.problem)
         place = (arch, name, bucket)
@@ -145,7 +156,7 @@ class LiveSearch:
             return None
         if occasion.runtime.capturing():
             return None
-        way = self._in_process if self._is_verified(occasion.index) else self._in_child
+        way = self._in_process if is_verified else self._in_child
         run = way(occasion, limit_s)
         if len(self._tried) >= _MOST_REMEMBERED:
             self._tried.clear()
@@ -160,11 +171,12 @@ class LiveSearch:
         try:
             self._tried.add(place)
             self._searches += 1
-            winner = self._shared(self.key(arch, name, bucket), run, limit_s, partial(_may_run, occasion))
+            key, may_run = self.key(arch, name, bucket), partial(_may_run, occasion)
+            winner = self._shared(key, run, limit_s if is_verified else None, may_run)
             if winner is not None:  # without a winner, another process may still find one
                 self._known[place] = winner
             return winner
-        except _CaptureError:
+        except _NotNowError:
             self._tried.discard(place)
             self._searches -= 1
             return None
@@ -175,16 +187,21 @@ class LiveSearch:
         self,
         key: Key,
         run: Callable[[], trial.Winner | None],
-        limit_s: float,
+        limit_s: float | None,
         may_run: Callable[[Config], bool],
     ) -> Config | None:
         """Search, unless another process of this host searches; then wait for its winner, within the limit.
 
-        A cached winner that may not run any more, or not on this GPU, is replaced.
+        Without a limit the search is in a child, and nothing is waited for. A cached winner that may not run
+        any more, or not on this GPU, is replaced.
         """
-        with self._cache.locked(key, limit_s) as state:
+        with self._cache.locked(key, limit_s or 0.0, of_children=limit_s is None) as state:
             cached = self._cache.read(key)
-            if state == "busy" or (cached is not None and may_run(cached)):
+            if cached is not None and may_run(cached):
+                return cached
+            if state == "busy":
+                if limit_s is None:
+                    raise _NotNowError
                 return cached
             winner = run()
             if winner is not None:
@@ -209,7 +226,7 @@ class LiveSearch:
         def run() -> trial.Winner | None:
             # A capture may have begun since `winner` asked.
             if occasion.runtime.captures_elsewhere(occasion.device_index):
-                raise _CaptureError
+                raise _NotNowError
             return trial.fastest(
                 self._tunable,
                 occasion.problem,
@@ -254,8 +271,10 @@ class LiveSearch:
         return [config for config in times if config in chosen]
 
     def _in_child(self, occasion: Occasion, limit_s: float) -> Callable[[], trial.Winner | None] | None:
-        few = child.few(limit_s)
-        if few < 2:
+        few, here = child.few(limit_s), occasion.runtime
+        if few < 2 or here.free_memory(occasion.device_index) < child.FREE_BYTES:
+            return None
+        if not cutile.may_have_compiler():
             return None
         arch = occasion.device.arch
         tabled = dict.fromkeys(c for table in occasion.index.tables.values() for c in table.portfolio)
@@ -266,13 +285,14 @@ class LiveSearch:
         more = min(few - len(first), len(rest))
         configs = first + [rest[place * len(rest) // more] for place in range(more)]  # spread evenly
         # A capture that begins meanwhile does no harm: the other process has its own CUDA context.
-        return lambda: child.fastest(
-            self._tunable,
-            occasion.problem,
-            configs,
-            device_index=occasion.device_index,
-            limit_s=limit_s,
-        )
+
+        def run() -> trial.Winner | None:
+            _announce(self._tunable, arch, problem, limit_s)
+            return child.fastest(
+                self._tunable, problem, configs, device_index=occasion.device_index, limit_s=limit_s
+            )
+
+        return run
 
     # What is remembered -------------------------------------------------------------------------------------
 
@@ -308,6 +328,19 @@ class LiveSearch:
         from aot_tune.declare.fingerprint.hashing import source_hash
 
         return source_hash(self._tunable)
+
+
+def _announce(tunable: Declaration, arch: Arch, problem: Problem, limit_s: float) -> None:
+    """Warn once in a process that misses are searched in a child, for seconds, and how to avoid it."""
+    if _announced:
+        return
+    _announced.append(
+        f"no table for {arch} holds measured configs of {tunable.name}: each bucket that misses is searched "
+        f"live once, for {limit_s:.0f} s at most and {child.TOTAL_S:.0f} s in the process, and the winner is "
+        f"kept in the user's cache. Tune it: {tune_command(tunable, arch, problem)}; or take the default at "
+        f"once: {environment.SEARCH_SECONDS}=0"
+    )
+    warn(_announced[0], MissWarning)
 
 
 def _may_run(occasion: Occasion, config: Config) -> bool:

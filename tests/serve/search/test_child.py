@@ -5,10 +5,13 @@ from __future__ import annotations
 import ast
 import dataclasses
 import json
+import os
+import select
 import signal
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,8 @@ from aot_tune.declare.declaration import Close
 from aot_tune.serve.search import child, child_main
 from aot_tune.values.problem import Problem
 from tests.support.driver import Driver
-from tests.support.samples import DEFAULT, SPACE, scale
+from tests.support.samples import DEFAULT, SM90, SPACE, scale
+from tests.support.wide_samples import row_sum
 
 ROOT = str(Path(__file__).parents[3])
 PROBLEM = Problem({"dtype": "bfloat16", "M": 64, "N": 1024})
@@ -30,22 +34,78 @@ def script(code: str) -> list[str]:
     return [sys.executable, "-c", code]
 
 
+@pytest.fixture(autouse=True)
+def _no_child(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
+    monkeypatch.setattr(child, "_spent_s", [0.0])
+    yield
+    child._close()
+
+
+ECHO = "import os, sys\nfor line in sys.stdin: print(os.getpid(), line.upper(), end='', flush=True)"
+
+
+def ask(code: str, limit_s: float, monkeypatch: pytest.MonkeyPatch) -> bytes | None:
+    monkeypatch.setattr(child, "command", lambda: script(code))
+    return child._asked(b"abc", limit_s)
+
+
 @pytest.mark.process
-def test_an_answer_is_what_the_child_prints() -> None:
-    assert child.run(script("import sys; sys.stdout.write(sys.stdin.read().upper())"), b"abc", 20) == b"ABC"
+def test_a_child_answers_one_request_after_another_until_its_command_would_be_another(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    assert child.few(8.0) == 2
+    first = ask(ECHO, 20, monkeypatch)
+    assert first is not None
+    assert first.endswith(b" ABC\n")
+    assert child.few(8.0) == 8, "it has started"
+    assert ask(ECHO, 20, monkeypatch) == first
+    other = ask(f"{ECHO}  # from another folder", 20, monkeypatch)
+    assert other is not None
+    assert other != first
+    assert _gone(int(first.split()[0]))
+
+
+@pytest.mark.process
+def test_a_fork_starts_a_child_of_its_own_and_leaves_its_parent_s(monkeypatch: pytest.MonkeyPatch) -> None:
+    first = ask(ECHO, 20, monkeypatch)
+    reader, writer = os.pipe()
+    if (fork := os.fork()) == 0:
+        try:
+            os.write(writer, ask(ECHO, 20, monkeypatch) or b"nothing")
+            child._close()
+        finally:
+            os._exit(0)
+    os.waitpid(fork, 0)
+    theirs = os.read(reader, 100)
+    assert theirs.endswith(b" ABC\n")
+    assert theirs != first
+    assert ask(ECHO, 20, monkeypatch) == first
+    os.close(reader)
+    os.close(writer)
 
 
 @pytest.mark.process
 @pytest.mark.parametrize(
-    "code", ["import os; os.abort()", "raise SystemExit(1)", "import os; os.kill(os.getpid(), 9)"]
+    "code",
+    [
+        "import os; os.abort()",
+        "raise SystemExit(1)",
+        "print('half', end='')",
+        "input(); import os; os.kill(os.getpid(), 9)",
+    ],
 )
-def test_b11_a_child_that_fails_is_no_answer(code: str) -> None:
+def test_b11_a_child_that_fails_is_no_answer_and_the_next_search_starts_another(
+    code: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """B11: a fault in a config nobody checked ends the child and nothing else."""
-    assert child.run(script(code), b"", 20) is None
+    assert ask(code, 20, monkeypatch) is None
+    assert (ask(ECHO, 20, monkeypatch) or b"").endswith(b"ABC\n")
 
 
 @pytest.mark.process
-def test_b11_a_child_that_hangs_is_killed_with_all_it_started(tmp_path: Path) -> None:
+def test_b11_a_child_that_hangs_is_killed_with_all_it_started(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """B11: times out. One that is not killed answers in the end."""
     code = (
         "import subprocess, sys, time, pathlib\n"
@@ -53,13 +113,62 @@ def test_b11_a_child_that_hangs_is_killed_with_all_it_started(tmp_path: Path) ->
         f"pathlib.Path({str(tmp_path / 'pid')!r}).write_text(str(one.pid))\n"
         "time.sleep(60); print('late')"
     )
-    assert child.run(script(code), b"", 2) is None
+    assert ask(code, 2, monkeypatch) is None
+    assert child.seconds_left(15) == 15
+    assert 0 < child.seconds_left(121) <= 119, "its time counts"
     grandchild = int((tmp_path / "pid").read_text())
     for _ in range(50):
         if _gone(grandchild):
             return
         time.sleep(0.1)
     pytest.fail("what the child started is still running")
+
+
+def test_the_searches_of_a_process_take_a_limited_time_together() -> None:
+    child._spent_s[0] = 110.0
+    assert child.seconds_left(15.0) == 10.0
+    assert child.few(child.seconds_left(15.0)) == 4
+    assert child.seconds_left(1000.0) == 890.0
+    child._spent_s[0] = 125.0
+    assert child.seconds_left(15.0) == 0.0
+
+
+@pytest.mark.process
+def test_a_child_searches_kernel_after_kernel_and_ends_where_none_asks(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    code = (
+        f"import sys; sys.path.insert(0, {ROOT!r})\n"
+        "from aot_tune.serve.search import child_main\n"
+        "child_main.search = lambda tunable, problem, configs, device: (configs[-1], len(tunable.name))\n"
+        "child_main._IDLE_S = 1.0\n"
+        "child_main.main()"
+    )
+    monkeypatch.setattr(child, "command", lambda: script(code))
+    for tunable in (scale, row_sum):
+        problem = tunable.typical_problems[0]
+        space = tunable.candidates(SM90, problem)[:3]
+        winner = child.fastest(tunable, problem, space, device_index=0, limit_s=60)
+        assert winner == (space[-1], len(tunable.name))
+    [kept] = child._kept
+    assert kept._process.wait(timeout=30) == 0
+    assert child._running() is None
+
+
+@pytest.mark.process
+def test_a_child_ends_with_its_parent() -> None:
+    reader, writer = os.pipe()
+    if (parent := os.fork()) == 0:
+        ending = os.getpid()
+        if os.fork() == 0:
+            os.setsid()
+            child_main._end_with(ending)
+        os._exit(0)
+    os.waitpid(parent, 0)
+    os.close(writer)  # the child has the other copy
+    assert select.select([reader], [], [], 20)[0]
+    assert os.read(reader, 1) == b""
+    os.close(reader)
 
 
 def _gone(pid: int) -> bool:
@@ -111,8 +220,8 @@ def test_a_child_starts_whatever_else_sys_path_holds(tmp_path: Path, monkeypatch
     path = child.command()[3:]
     assert str(tmp_path) not in path
     assert "" not in path
-    monkeypatch.setattr(child, "_START", "import sys; sys.stdout.write(sys.stdin.read())")
-    assert child.run(child.command(), b"started", 30) == b"started"
+    monkeypatch.setattr(child, "_START", "print(input())")
+    assert child._asked(b"started", 30) == b"started\n"
 
 
 @pytest.mark.process
@@ -140,7 +249,7 @@ def test_the_child_ignores_what_its_parent_ignores(options: list[str], flag: str
     ],
 )
 def test_an_answer_that_is_none_is_no_winner(answer: bytes | None, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(child, "run", lambda *args: answer)
+    monkeypatch.setattr(child, "_asked", lambda *args: answer)
     assert child.fastest(scale, PROBLEM, SPACE[:2], device_index=0, limit_s=1) is None
 
 
@@ -149,11 +258,11 @@ def test_the_request_names_the_declaring_module_and_the_answer_one_of_the_config
 ) -> None:
     requests: list[Any] = []
 
-    def run(command: list[str], request: bytes, limit_s: float) -> bytes:
+    def answer(request: bytes, limit_s: float) -> bytes:
         requests.append(json.loads(request))
         return b'{"best": 1, "mean_us": 7.5}'
 
-    monkeypatch.setattr(child, "run", run)
+    monkeypatch.setattr(child, "_asked", answer)
     assert child.fastest(scale, PROBLEM, SPACE[:2], device_index=1, limit_s=1) == (SPACE[1], 7.5)
     assert requests[0]["module"] == "tests.support.samples"
     assert requests[0]["problem"] == {"dtype": "bfloat16", "M": 64, "N": 1024}

@@ -289,6 +289,7 @@ def test_b9_another_process_searches_whatever_is_captured_meanwhile(
     driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B9: it has a CUDA context of its own, and this one is not touched."""
+    driver.free_memory = 2 << 30
     monkeypatch.setenv(environment.SEARCH_SECONDS, "1000")
     monkeypatch.setattr(search.child, "fastest", lambda tunable, problem, configs, **_: (configs[-1], 5.0))
     unknown = dataclasses.replace(scale, tables=tmp_path / "none")
@@ -452,6 +453,7 @@ def test_b11_only_verified_configs_are_searched_in_process(
     driver: Driver, searched: list[list[Config]], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B11: without a table, and with a predicted one, nothing runs in this process but what is chosen."""
+    driver.free_memory = 2 << 30
     monkeypatch.setenv(environment.SEARCH_SECONDS, "1000")
     in_child: list[list[Config]] = []
 
@@ -474,14 +476,104 @@ def test_b11_only_verified_configs_are_searched_in_process(
     assert not any(ILLEGAL.constants == config.constants for configs in in_child for config in configs)
 
 
+@pytest.fixture
+def in_child(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> list[tuple[int, float]]:
+    """The numbers of candidates and the limits of searches in a made-up child; the last candidate wins."""
+    made: list[tuple[int, float]] = []
+
+    def fastest(
+        tunable: Tunable, problem: Problem, configs: list[Config], *, limit_s: float, **_: Any
+    ) -> tuple[Config, float]:
+        made.append((len(configs), limit_s))
+        return configs[-1], 5.0
+
+    driver.free_memory = 2 << 30
+    monkeypatch.setattr(search.child, "fastest", fastest)
+    monkeypatch.setattr(search.child, "_spent_s", [0.0])
+    monkeypatch.setattr(search, "_announced", [])
+    return made
+
+
 @pytest.mark.process
-def test_b11_without_time_for_a_child_the_default_is_taken(
-    driver: Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+def test_without_a_table_a_bucket_is_searched_once_in_a_child_and_one_warning_says_how_to_avoid_it(
+    in_child: list[tuple[int, float]], tmp_path: Path
 ) -> None:
-    """B11: the default limit of a second has no room for a process that imports torch."""
-    monkeypatch.setattr(search.child, "fastest", lambda *args, **options: pytest.fail("a child was started"))
-    dataclasses.replace(scale, tables=tmp_path).launch(*tensors(64))
-    assert grid_of(driver) == (4, 16, 1)
+    with warnings.catch_warnings(record=True) as caught:
+        warnings.simplefilter("always")
+        for _ in range(2):
+            unknown = dataclasses.replace(scale, tables=tmp_path)
+            for rows in (64, 60, 256):
+                unknown.launch(*tensors(rows))
+    assert in_child == [(8, 15.0)] * 2
+    told = [str(one.message) for one in caught if "is searched live" in str(one.message)]
+    assert len(told) == 1
+    assert told[0].startswith("no table for sm90 holds measured configs of scale: each bucket that misses is")
+    assert "for 15 s at most and 120 s in the process" in told[0]
+    assert "aot-tune tune scale --arch sm90" in told[0]
+    assert told[0].endswith("AOT_TUNE_SEARCH_SECONDS=0")
+
+
+@pytest.mark.process
+@pytest.mark.parametrize(
+    ("seconds", "spent", "made"),
+    [
+        ("0", 0.0, []),
+        ("1", 0.0, []),  # no room for a process that imports torch
+        ("9.5", 0.0, [(3, 9.5)]),
+        ("", 112.0, [(2, 8.0)]),
+        ("", 119.0, []),
+        ("", 130.0, []),
+        ("1000", 130.0, [(8, 870.0)]),
+    ],
+)
+def test_the_time_of_a_search_in_a_child_has_the_limits_of_the_variable_and_of_the_process(
+    seconds: str, spent: float, made: list[tuple[int, float]], in_child: list[tuple[int, float]],
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    monkeypatch.setenv(environment.SEARCH_SECONDS, seconds)
+    search.child._spent_s[0] = spent
+    unknown = dataclasses.replace(scale, tables=tmp_path)
+    unknown.launch(*tensors(64))
+    assert in_child == made
+    choice = dispatcher_of(unknown)._plans.popitem()[1].choice
+    assert (choice.source == "searched") is bool(made)
+
+
+@pytest.mark.process
+@pytest.mark.parametrize("why", ["no compiler", "memory", "primed", "rank", "capture", "forbidden"])
+def test_the_default_is_taken_at_once_where_no_child_may_search(
+    why: str, in_child: list[tuple[int, float]], driver: Driver, tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:  # fmt: skip
+    unknown = dataclasses.replace(scale, tables=tmp_path)
+    unknown.launch(*tensors(64), config=DEFAULT)  # so that its code is loaded
+    if why == "no compiler":
+        monkeypatch.setattr(search.cutile, "may_have_compiler", lambda: False)
+    elif why == "memory":
+        driver.free_memory = (2 << 30) - 1
+    elif why == "primed":
+        monkeypatch.setattr("aot_tune.serve.launch.dispatch.is_primed", lambda: True)
+    elif why == "capture":
+        driver.capturing = True
+    else:
+        monkeypatch.setenv(*{"rank": ("PMI_SIZE", "2"), "forbidden": (environment.DISABLE, "1")}[why])
+    unknown.launch(*tensors(64))
+    assert (in_child, grid_of(driver)) == ([], (4, 16, 1))
+
+
+@pytest.mark.process
+def test_the_default_is_taken_at_once_while_another_process_searches_and_the_winner_later(
+    in_child: list[tuple[int, float]], driver: Driver, tmp_path: Path
+) -> None:
+    other, unknown = UserCache(folder_here()), dataclasses.replace(scale, tables=tmp_path)
+    key = dispatcher_of(unknown)._search.key(SM90, "NVIDIA H200", Problem({"of": "another kernel"}))
+    with other.locked(key, 0, of_children=True) as state:
+        assert state == "held"
+        unknown.launch(*tensors(64))
+        assert (in_child, grid_of(driver)) == ([], (4, 16, 1))
+    unknown.launch(*tensors(60))  # of the same bucket
+    assert in_child == [(8, 15.0)]
+    assert dispatcher_of(unknown)._plans.popitem()[1].choice.source == "searched"
 
 
 @pytest.mark.process
