@@ -42,6 +42,9 @@ _START_S = 6.0
 _CANDIDATE_S = 1.0
 """Seconds to compile, check and time one candidate."""
 
+_ALONE = {environment.DISABLE: "1", environment.DISABLE_OURS: "1", environment.CONFIG: "default"}
+"""Environment of the child: kernels that `make_args` or `reference` launch are not searched either."""
+
 _MOST_ANSWER = 4096
 """Most bytes that are read of an answer at a time."""
 
@@ -169,7 +172,7 @@ class Child:
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={**os.environ, environment.DISABLE: "1", environment.CONFIG: "default"},
+            env={**os.environ, **_ALONE},
             start_new_session=True,
             bufsize=0,
         )

@@ -23,7 +23,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from typing import IO, Any, Literal, get_args
 
-from aot_tune.environment import START_OPTIONS
+from aot_tune.environment import DISABLE_OURS, RANKED, START_OPTIONS
 from aot_tune.errors import TuneError
 from aot_tune.tuner.process.codec import MOST_BYTES, MessageError, decode
 from aot_tune.tuner.process.worker_main import HEADER, send
@@ -44,6 +44,10 @@ _TAIL_BYTES = 4000
 Kind = Literal["ready", "progress", "reply", "error"]
 Report = Callable[[object], None]
 """The function that a target calls to send a progress message."""
+
+_ENVIRONMENT = {START_OPTIONS: "", RANKED: "1", DISABLE_OURS: "1"}
+"""Variables of every child: it is no part of a program of `aot-tune record` or `run`, no rank whatever launched
+its parent, and searches no kernel that a declaration's functions launch."""
 
 _START = (
     "import sys; pipes = sys.argv[1:4]; sys.path[:] = sys.argv[4:]; "
@@ -150,8 +154,7 @@ class Worker:
                 stderr=self._stderr,
                 pass_fds=theirs,
                 start_new_session=True,
-                # A child of a program of `aot-tune record` or `run` is not a part of that program.
-                env={**os.environ, START_OPTIONS: "", **(environment or {})},
+                env={**os.environ, **_ENVIRONMENT, **(environment or {})},
             )
         finally:
             for descriptor in theirs:

@@ -13,7 +13,9 @@ from pathlib import Path
 
 import pytest
 
+from aot_tune import environment
 from aot_tune.errors import TuneError
+from aot_tune.serve.rank import is_rank
 from aot_tune.tuner.process.worker import (
     RemoteError,
     Report,
@@ -94,6 +96,9 @@ class Target:
 
     def variable(self, name: str) -> str | None:
         return os.environ.get(name)
+
+    def rank_or_searching(self) -> list[bool]:
+        return [is_rank(), not environment.search_disabled()]
 
     def big(self, size: int) -> str:
         return "x" * size
@@ -308,9 +313,11 @@ def test_a_child_that_dies_while_starting_is_reported() -> None:
 
 def test_variables_reach_the_child_beside_the_parents_own(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("FROM_THE_PARENT", "1")
+    monkeypatch.setenv("OMPI_COMM_WORLD_SIZE", "8")
     with Worker(f"{HERE}:Target", environment={"CUDA_VISIBLE_DEVICES": ""}) as worker:
         assert worker.request("variable", {"name": "CUDA_VISIBLE_DEVICES"}, 30) == ""
         assert worker.request("variable", {"name": "FROM_THE_PARENT"}, 30) == "1"
+        assert worker.request("rank_or_searching", {}, 30) == [False, False], "whatever launched the parent"
 
 
 ORPHANS = f"""
