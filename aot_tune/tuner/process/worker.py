@@ -46,8 +46,8 @@ Report = Callable[[object], None]
 """The function that a target calls to send a progress message."""
 
 _ENVIRONMENT = {START_OPTIONS: "", RANKED: "1", DISABLE_OURS: "1"}
-"""Variables of every child: it is no part of a program of `aot-tune record` or `run`, no rank whatever launched
-its parent, and searches no kernel that a declaration's functions launch."""
+"""Variables of every child: it is no part of a program of `aot-tune record` or `run`, no rank whatever
+launched its parent, and searches no kernel that a declaration's functions launch."""
 
 _START = (
     "import sys; pipes = sys.argv[1:4]; sys.path[:] = sys.argv[4:]; "
