@@ -26,7 +26,7 @@ def warn(message: str, category: type[Warning]) -> None:
         warnings.warn_explicit(text, category, frame.f_code.co_filename, frame.f_lineno, registry={})
 
 
-@lru_cache(maxsize=4096)
+@lru_cache(maxsize=1024)
 def warn_once(message: str, category: type[Warning]) -> None:
     """Warn as `warn` does, once a process for each message."""
     warn(message, category)

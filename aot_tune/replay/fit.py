@@ -47,7 +47,7 @@ def _other_code(table: RecordedTable, now: str) -> str | None:
     if not now:
         return f"the code of {table.kernel} cannot be hashed, so it may differ from the recorded code"
     if table.source_hash != now:
-        return f"the code of {table.kernel} changed since it was recorded ({table.source_hash}, now {now})"
+        return f"the code of {table.kernel} changed since it was recorded ({table.source_hash})"
     return None
 
 

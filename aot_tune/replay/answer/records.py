@@ -47,6 +47,10 @@ class Found:
     """Distance to the recorded problem; None where it is the same problem."""
 
 
+_MOST_CLOSURES = 64
+"""Most closures of one code object that have values: a closure may hold a size, of which there are many."""
+
+
 class ByCode:
     """Values by a kernel's code, so that kernels which a library makes anew in each call share them.
 
@@ -65,7 +69,10 @@ class ByCode:
         owner = function if closure is None else function.__code__
         if id(owner) not in self._values:
             weakref.finalize(owner, self._values.pop, id(owner), None)
-        return self._values.setdefault(id(owner), {}).setdefault(closure, {})
+        values = self._values.setdefault(id(owner), {})
+        if closure not in values and len(values) >= _MOST_CLOSURES:
+            values.clear()
+        return values.setdefault(closure, {})
 
 
 def _closure(function: Any) -> tuple[object, ...] | None:

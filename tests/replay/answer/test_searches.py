@@ -335,7 +335,7 @@ def test_a_kernel_that_is_made_anew_is_read_hashed_and_warned_of_once(
     assert read == [path] * 6  # another closure is other code, and an object has no spelling
     said = [str(one.message) for one in warned if one.category is TableWarning]
     assert all("the code of made_anew.<locals>.closed_kernel c" in one for one in said)
-    assert len(said) == len(set(said)) == 5
+    assert len(said) == len(set(said)) == 2  # it changed, or cannot be hashed
 
 
 def test_records_are_forgotten_with_the_code_that_they_are_for(put: Callable[..., Path]) -> None:
@@ -349,4 +349,7 @@ def test_records_are_forgotten_with_the_code_that_they_are_for(put: Callable[...
     assert kept.of(made_anew(2)) == {}
     del texts
     gc.collect()
-    assert len(kept._values) == 1
+    for factor in range(1000):
+        kept.of(made_anew(factor))["a"] = factor
+    assert kept.of(made_anew(999)) == {"a": 999}
+    assert [len(closures) <= 64 for closures in kept._values.values()] == [True]
