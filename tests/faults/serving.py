@@ -1110,13 +1110,14 @@ def refused_cubins(row: Row) -> None:
     from tests.support.sample_archive import packed, put
 
     launches, has_compiler = _launch_for_real(), cutile.may_have_compiler
-    for code, compiler in itertools.product((200, 209, 218, 222), (True, False)):
+    for code, compiler in itertools.product((200, 209, 218, 222, 500), (True, False)):
         name = f"B18 error {code}, compiler {compiler}"
         untuned = _tuned(row.place(name))
         path = put(row.place(name), packed())
         tuned = dataclasses.replace(untuned)
         row.injected()
         stand_in.DRIVER.refuses = lambda head, code=code: 0 if head == b"\x7fELF" else code
+        stand_in.DRIVER.lazy = code == 500
         cutile.may_have_compiler = lambda compiler=compiler: compiler
         before, failures = len(launches), []
         with row.no_loss(name, limit_s=60), warnings.catch_warnings(record=True) as caught:

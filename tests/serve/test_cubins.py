@@ -409,18 +409,20 @@ def _warnings_of(launch: Callable[[], None], error: type[Exception] | None = Non
 
 @pytest.mark.process
 @pytest.mark.filterwarnings("ignore::aot_tune.errors.MissWarning")
+@pytest.mark.parametrize("lazy", [True, False])  # as drivers load, but where CUDA_MODULE_LOADING=EAGER
 def test_b18_a_cubin_that_the_driver_refuses_is_one_warning_and_the_kernel_is_compiled(
-    driver: fake_driver.Driver, tunable: Tunable
+    lazy: bool, driver: fake_driver.Driver, tunable: Tunable
 ) -> None:
-    path = put(folder_of(tunable))
+    path, driver.lazy = put(folder_of(tunable)), lazy
     driver.refuses = lambda head: 0 if head == b"\x7fELF" else INVALID_IMAGE
     array = fake_driver.FakeTensor((64, 64), torch.bfloat16)
     told, _ = _warnings_of(lambda: tunable.launch(array, array))
     assert len(driver.launches) == 2
     assert len(told) == 1
+    reason = "no kernel found, error 500" if lazy else "invalid image, error 200"
     assert told[0].startswith(
-        f"no cubin of scale in {path} can be loaded on sm90: the driver (CUDA 13.4) refuses it: invalid "
-        "image, error 200; tileiras 13.4.92 compiled it; "
+        f"no cubin of scale in {path} can be loaded on sm90: the driver (CUDA 13.4) refuses it: {reason}; "
+        "tileiras 13.4.92 compiled it; "
     )
     cubins = declared_cubins(dataclasses.replace(tunable))
     assert (cubins.find(HINTS, ALIGNED, SM90), cubins.has(HINTS, ALIGNED, SM90)) == (None, False)

@@ -26,6 +26,7 @@ from aot_tune.values.device import Device
 
 _CONTEXT = 0xC0DE00  # + device
 _LIBRARY = 0x1000  # a multiple of 128: see cuLibraryUnload
+_REFUSED = 0x2000  # the library of code that is refused
 _MEMORY = 0x7F00_0000_0000  # + device << 36
 
 
@@ -52,6 +53,7 @@ class Driver:
     elapsed_ms: Callable[[str], float] = lambda symbol: 0.02  # symbol -> what events measure
     last_kernel: int = 0  # the number of kernels that were loaded before the one launched last
     refuses: Callable[[bytes], int] = lambda head: 0  # first bytes of code -> the error of loading it
+    lazy: bool = False  # loading succeeds, and code that is refused has no kernels
     free_memory: int = 0  # so that no miss without a table starts a process, but where a test says so
     capturing: bool = False
     captures_elsewhere: bool = False
@@ -197,12 +199,21 @@ def _attribute(out: Any, attribute: int, device: int) -> int:
     "cuLibraryLoadData", POINTER(c_void_p), c_void_p, c_void_p, c_void_p, c_uint, c_void_p, c_void_p, c_uint
 )
 def _load(library: Any, code: int, *rest: Any) -> int:
-    library[0] = _LIBRARY
-    return DRIVER.refuses(ctypes.string_at(code, 4))
+    error = DRIVER.refuses(ctypes.string_at(code, 4))
+    library[0] = _REFUSED if error else _LIBRARY
+    return 0 if DRIVER.lazy else error
+
+
+@_plays("cuLibraryGetKernelCount", POINTER(c_uint), c_void_p)
+def _kernel_count(count: Any, library: int) -> int:
+    count[0] = int(library != _REFUSED)
+    return 0
 
 
 @_plays("cuLibraryGetKernel", POINTER(c_void_p), c_void_p, c_char_p)
 def _kernel(out: Any, library: Any, name: bytes) -> int:
+    if library == _REFUSED:
+        return 500  # CUDA_ERROR_NOT_FOUND
     handle = _FIRST_KERNEL + len(_symbols)
     _symbols[handle] = name.decode()
     DRIVER.compiled.append(name.decode())
