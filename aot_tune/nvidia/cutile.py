@@ -387,7 +387,7 @@ def refusal(code: bytes) -> str | None:
     """Return why the driver refuses to load code, with the driver's version; None where it does not.
 
     A driver that loads lazily takes any code, and finds no kernel in what it does not know. Code that fails
-    for another reason, such as memory, is left to its launch. Takes 0.03 ms on an H100, the first call 0.7 ms.
+    for another reason, such as memory, is left to its launch. Takes 0.03 ms on an H100, first 0.7 ms.
     """
     try:
         load, count, unload, version = _loading_functions()
