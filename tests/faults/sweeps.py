@@ -216,13 +216,26 @@ def full_memory(world: World, tally: Tally, more: bool) -> None:
 
 
 def _stopped(
-    sweep: Sweep, plan: Plan, *more: str, at: int, with_signal: int = signal.SIGKILL, late_s: float = 0.0
+    sweep: Sweep,
+    plan: Plan,
+    *more: str,
+    at: int,
+    on: int = 0,
+    with_signal: int = signal.SIGKILL,
+    late_s: float = 0.0,
 ) -> Ended:
-    """Run a sweep and send it a signal after its GPU has timed `at` configs, and `late_s` seconds more."""
+    """Run a sweep, and send it a signal after its GPU has timed `at` configs, and `late_s` seconds more.
+
+    It has begun `on` problems by then.
+    """
+
+    def early() -> bool:
+        lines = injector.logged(sweep.folder)
+        return len(lines) < at or len({line.split()[1] for line in lines}) < on
 
     def stop(process: subprocess.Popen[str]) -> None:
         until = time.monotonic() + 120
-        while len(injector.logged(sweep.folder)) < at and process.poll() is None and time.monotonic() < until:
+        while early() and process.poll() is None and time.monotonic() < until:
             time.sleep(0.002)
         time.sleep(late_s)
         if process.poll() is None:
@@ -474,26 +487,60 @@ def tables_there(world: World, tally: Tally, more: bool) -> None:
     tally.add("lost", len(missing), f"{parts.name}: partial sweeps left out M={sorted(missing)}")
 
 
-# A16: several GPUs ------------------------------------------------------------------------------------------
+# A16 and A19: what compiles later, defaults that fail -------------------------------------------------------
+
+
+def compiled_later(world: World, tally: Tally, more: bool) -> None:
+    """A16: the winners' compilers are killed, and the tuner when all problems are listed without them."""
+    wanted = _undisturbed(world)  # it compiles what the others copy
+    sweep = world.sweep("A16", tally)
+    killed = tuple(Fault(kind="KILL", config=name, phase="compile", times=2) for name in WINNERS)
+    _stopped(sweep, Plan(compilers=killed), at=1, on=len(EDGES))
+    sweep.judge(wanted, sweep.run(Plan()))
+
+
+def failing_defaults(world: World, tally: Tally, more: bool) -> None:
+    """A19: the default faults at an edge or inside a bucket; it is wrong, at once or late."""
+    for m in (64, 213):
+        sweep = world.sweep(f"A19-fault-{m}", tally)
+        ended = sweep.run(Plan(launches=(Fault(kind="poison", config=DEFAULT, only_on=m),)))
+        sweep.refused(ended, f"failed at dtype=bfloat16 M={m}")
+        served, wanted = set(sweep.winners()), {16, 256} if m == 64 else {16, 64}
+        tally.add("wrong", int(served != wanted), f"{sweep.name}: buckets {served} are served")
+    for phase in ("check", "recheck"):
+        sweep = world.sweep(f"A19-{phase}", tally)
+        wrong = Plan(launches=(Fault(kind="half", config=DEFAULT, phase=phase, only_on=64),))
+        ended = sweep.run(wrong)
+        sweep.judge(None, ended)
+        sweep.refused(ended, "computed a wrong result")
+
+
+# A21: several GPUs ------------------------------------------------------------------------------------------
 
 
 def lost_gpus(world: World, tally: Tally, more: bool) -> None:
-    """A16: of several GPUs one is lost, or all are, or the tuner is killed and goes on with other ones."""
+    """A21: of several GPUs one is lost or wrong, or all are lost, or the tuner goes on with other ones."""
     several = Plan(gpus=3)
     dying = Fault(kind="poison", gpu="-1", times=1, after=40)
     gone = Fault(kind="poison", phase="canary", after=1, gpu="-1")
-    sweep = world.sweep("A16-one", tally)
+    sweep = world.sweep("A21-one", tally)
     ended = sweep.run(dataclasses.replace(several, launches=(dying,), worker=(gone,)), *ALL)
     sweep.judge(_undisturbed(world), ended)
     if "is lost and leaves the sweep" not in ended.said:
         tally.add("wrong", 1, f"{sweep.name}: nobody is told")
-    sweep = world.sweep("A16-all", tally)
+    sweep = world.sweep("A21-wrong", tally)
+    wrong = Fault(kind="half", config=DEFAULT, gpu="-1")
+    ended = sweep.run(dataclasses.replace(several, launches=(wrong,)), *ALL)
+    sweep.judge(_undisturbed(world), ended)
+    if ended.code or "leaves the sweep: it computes the default" not in ended.said:
+        tally.add("wrong", 1, f"{sweep.name}: exit code {ended.code}, or the GPU is not named")
+    sweep = world.sweep("A21-all", tally)
     all_gone = Plan(gpus=2, worker=(Fault(kind="poison", phase="canary", after=2, times=6),))
     poison = tuple(Fault(kind="poison", gpu=gpu, times=1, after=60) for gpu in ("-0", "-1"))
     sweep.refused(sweep.run(dataclasses.replace(all_gone, launches=poison), *ALL), "GPU")
     sweep.judge(_undisturbed(world), sweep.run(several, *ALL))
     for number, then in enumerate(((*ALL,), ("--gpus", "1"), ("--gpus", "0,2"))[: 3 if more else 2]):
-        sweep = world.sweep(f"A16-killed-{number}", tally)
+        sweep = world.sweep(f"A21-killed-{number}", tally)
         _stopped(sweep, several, *ALL, at=50)
         sweep.judge(_undisturbed(world), sweep.run(several, *then))
 
@@ -621,10 +668,12 @@ SCENARIOS: dict[str, tuple[Scenario, ...]] = {
     "A13": (impossible_times,),
     "A14": (other_conditions,),
     "A15": (tables_there,),
-    "A16": (lost_gpus,),
+    "A16": (compiled_later,),
     "A17": (wrong_sizes,),
     "A18": (wrong_states,),
+    "A19": (failing_defaults,),
     "A20": (nothing_compiles,),
+    "A21": (lost_gpus,),
 }
 """By row of the README's table."""
 
