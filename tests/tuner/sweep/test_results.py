@@ -214,6 +214,25 @@ def test_a_wrong_result_counts_whichever_gpu_found_it(path: Path) -> None:
         assert results.outcome("candidates", PROBLEM, OTHER) is None
 
 
+def test_no_earlier_result_of_a_disowned_gpu_counts_and_later_ones_do(path: Path) -> None:
+    wrong = Failure(config=ONE, stage="verify", message="NaN")
+    other = PROBLEM.replaced(M=128)
+    with Opened(path) as results:
+        results.write("candidates", PROBLEM, wrong, gpu="GPU-1")
+        results.write_recheck(PROBLEM, OTHER, wrong, gpu="GPU-1")
+        results.write("candidates", other, _time(12.0), gpu="GPU-2")
+        assert results.found_wrong(ONE) == ("candidates", PROBLEM, "GPU-1")
+        results.write_disowned("candidates", PROBLEM, "it is wrong", gpu="GPU-1")
+        results.write("candidates", PROBLEM, _time(20.0, OTHER), gpu="GPU-1")
+    with Opened(path) as results:
+        assert results.found_wrong(ONE) is None
+        assert results.outcome("candidates", PROBLEM, ONE) is None
+        assert not results.is_rechecked(PROBLEM, OTHER)
+        assert results.outcome("candidates", PROBLEM, OTHER) == _time(20.0, OTHER)
+        assert results.outcome("candidates", other, ONE) == _time(12.0)
+        assert results.resumed == 2
+
+
 def test_a_shortlist_is_found_where_the_candidates_are_the_same(path: Path) -> None:
     listed = Listed(configs=(OTHER, ONE), twins={SPACE[2]: ONE})
     with Opened(path) as results:
