@@ -172,6 +172,19 @@ class Decision:
         return {*swept.portfolio, *self._empty.defaults.values()}
 
 
+def _without(sweep: SweepTimes, configs: set[Config]) -> SweepTimes:
+    """Return a sweep without the first-pass times of some configs."""
+
+    def without(known: ProblemTimes) -> ProblemTimes:
+        left = {config: time for config, time in known.candidates.items() if config not in configs}
+        return replace(known, candidates=left)
+
+    return replace(sweep, problems={problem: without(known) for problem, known in sweep.problems.items()})
+
+
+# Verifying again --------------------------------------------------------------------------------------------
+
+
 def to_recheck(
     table: Table, swept: KernelTimes, defaults: Mapping[Problem, Config]
 ) -> list[tuple[Problem, Config]]:
@@ -215,13 +228,3 @@ def to_verify(table: Table, swept: KernelTimes, tunable: Declaration) -> list[Pr
         if not any(is_odd(axes, problem) for problem in problems):
             problems.update(dict.fromkeys(sizes_inside(axes, bucket)[-1:]))
     return [problem for problems in inside.values() for problem in problems if problem not in swept.problems]
-
-
-def _without(sweep: SweepTimes, configs: set[Config]) -> SweepTimes:
-    """Return a sweep without the first-pass times of some configs."""
-
-    def without(known: ProblemTimes) -> ProblemTimes:
-        left = {config: time for config, time in known.candidates.items() if config not in configs}
-        return replace(known, candidates=left)
-
-    return replace(sweep, problems={problem: without(known) for problem, known in sweep.problems.items()})
