@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from aot_tune.declare.discovery import OWN_KERNELS, find_tunables
+from aot_tune.declare.fingerprint.hashing import check_hash
 from aot_tune.tables import files, writer
 from aot_tune.tables.reader import TABLE
 from aot_tune.tables.strict_json import Json, loads
@@ -17,8 +19,9 @@ SHIPPED = Path(__file__).parents[1] / "tuned_configs"
 
 
 def renamed(document: Json) -> Json:
-    """The table with the present keys, made from the former ones. No key changes at present."""
-    return document
+    """The table with the present keys, made from the former ones: the check's hash is that of the declaration."""
+    tunable = find_tunables([OWN_KERNELS])[document["kernel"]].tunable
+    return {"check_hash": check_hash(tunable)} | document
 
 
 def rewritten(data: bytes) -> bytes:

@@ -157,7 +157,7 @@ SIZE = whole("a size of 1 or more", 1, _ANY_SIZE)
 NAME_OF_KERNEL: Shape[str] = checked(_check_name, {"type": "string", "pattern": f"^{NAME}$"})
 ARCH = Shape(_arch, lambda: {"enum": [str(arch) for arch in KNOWN_ARCHS]})
 HASH: Shape[str] = checked(_check_hash, {"type": "string", "pattern": "^[0-9a-f]{16}$"})
-"""Hash of a kernel's code, or of a search space."""
+"""Hash of a kernel's code, of its check, or of a search space."""
 
 _EXPONENT = Shape(_exponent, lambda: {"enum": list(NEAR_EXPONENTS)})
 _BY_SIZE = record(
@@ -376,6 +376,7 @@ TABLE = record(
         "kernel": NAME_OF_KERNEL,
         "arch": ARCH,
         "source_hash": HASH,
+        "check_hash": HASH,
         "built_with": BUILT_WITH,
         "axes": Shape(_axes, _KINDS.schema),
         "portfolio": _PORTFOLIO,

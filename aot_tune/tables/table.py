@@ -147,6 +147,9 @@ class Table:
     source_hash: str
     """Hash of the kernel's code when it was tuned, 16 hex digits."""
 
+    check_hash: str
+    """Hash of the check that its configs passed: make_args, reference, tolerances; 16 hex digits."""
+
     built_with: BuiltWith
     """GPU and software with which the figures were taken."""
 

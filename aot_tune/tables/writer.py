@@ -39,6 +39,7 @@ def dump(table: Table) -> bytes:
         "kernel": line(table.kernel),
         "arch": line(str(table.arch)),
         "source_hash": line(table.source_hash),
+        "check_hash": line(table.check_hash),
         "built_with": line(built_with),
         "axes": line({name: axis.kind for name, axis in table.axes.items()}),
         "portfolio": lines([config.document for config in table.portfolio]),

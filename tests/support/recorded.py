@@ -107,6 +107,7 @@ def sweep(**values: object) -> SweepTimes:
         "kernel": "matmul",
         "arch": Arch.parse("sm90"),
         "source_hash": "0123456789abcdef",
+        "check_hash": "0123456789abcdef",
         "built_with": BUILT_WITH,
         "axes": AXES,
         "tiles": tiles,

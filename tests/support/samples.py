@@ -131,6 +131,7 @@ def scale_table(arch: Arch = SM90) -> Table:
         kernel="scale",
         arch=arch,
         source_hash=hashing.source_hash(scale),
+        check_hash=hashing.check_hash(scale),
         built_with=BuiltWith(
             device_name="NVIDIA H200",
             sm_count=132,

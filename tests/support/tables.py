@@ -38,6 +38,7 @@ TABLE = Table(
     kernel="matmul",
     arch=Arch(9, 0),
     source_hash="3f0c9a51d2e4b678",
+    check_hash="51d2e4b6783f0c9a",
     built_with=BUILT_WITH,
     axes={"M": Pow2(), "N": Exact()},
     portfolio=(SMALL, LARGE),

@@ -197,6 +197,7 @@ def table_of(tunable: Tunable, winners: Mapping[Problem, Config], arch: Arch = S
         kernel=tunable.name,
         arch=arch,
         source_hash=hashing.source_hash(tunable),
+        check_hash=hashing.check_hash(tunable),
         built_with=scale_table(arch).built_with,
         axes=tunable.axes,
         portfolio=portfolio,

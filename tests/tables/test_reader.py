@@ -32,6 +32,7 @@ TEXT = """\
   "kernel": "matmul",
   "arch": "sm90",
   "source_hash": "3f0c9a51d2e4b678",
+  "check_hash": "51d2e4b6783f0c9a",
   "built_with": {"device_name": "NVIDIA H200", "sm_count": 132, "cuda_tile": "1.7.0", "tileiras": "13.4.92", \
 "driver": "580.159.04"},
   "axes": {"M": "pow2", "N": "exact"},
@@ -193,6 +194,7 @@ def tables(draw):
         kernel=draw(st.sampled_from(["matmul", "rms_norm", "x"])),
         arch=draw(st.sampled_from(KNOWN_ARCHS)),
         source_hash=draw(st.sampled_from(["0" * 16, "0123456789abcdef"])),
+        check_hash=draw(st.sampled_from(["0" * 16, "0123456789abcdef"])),
         built_with=BUILT_WITH,
         axes=axes,
         portfolio=portfolio,
@@ -231,7 +233,7 @@ def test_writing_what_was_read_gives_the_same_bytes(table):
 @given(tables())
 def test_reading_changes_nothing_but_the_rounding_and_the_order(table):
     again = parse(dump(table))
-    for field in ("kernel", "arch", "source_hash", "built_with", "axes", "portfolio"):
+    for field in ("kernel", "arch", "source_hash", "check_hash", "built_with", "axes", "portfolio"):
         assert getattr(again, field) == getattr(table, field)
     assert len(again.entries) == len(table.entries)
     for entry in again.entries:
@@ -286,6 +288,7 @@ WRONG = [
     (_set("arch", 90), "arch"),
     (_set("source_hash", "3F0C9A51D2E4B678"), "source_hash"),
     (_set("source_hash", "3f0c"), "source_hash"),
+    (_set("check_hash", "3f0c"), "check_hash"),
     (_set("built_with", "sm_count", True), "built_with.sm_count"),
     (_set("built_with", "sm_count", 0), "built_with.sm_count"),
     (_set("built_with", "driver", None), "built_with.driver"),

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
+from dataclasses import replace
 
 from aot_tune.choose.points import BucketRule
 from aot_tune.errors import TuneError
@@ -129,7 +130,8 @@ def choose_entries(
     Where source, device, compiler and portfolio are unchanged, an entry keeps its line, points included, if
     its config stays and its new mean, or its gain over the default, ties with the old value. It does not if
     a time at a point was spoilt (`keeps_points`), or if the line's samples were disturbed and the new samples
-    were not. When every entry keeps its line, the incumbent itself is returned. As soon as one entry changes,
+    were not. When every entry keeps its line, the incumbent is returned, with the hash of the check that it has
+    passed now. As soon as one entry changes,
     `built_with` describes the newest sweep.
 
     Args:
@@ -154,11 +156,13 @@ def choose_entries(
         left = max(left, incumbent.portfolio_regret)
     entries.sort(key=lambda entry: entry_order(sweep.axes, entry.bucket))
     if incumbent is not None and tuple(entries) == incumbent.entries and incumbent.portfolio == portfolio:
-        return incumbent
+        same_check = incumbent.check_hash == sweep.check_hash
+        return incumbent if same_check else replace(incumbent, check_hash=sweep.check_hash)
     return Table(
         kernel=sweep.kernel,
         arch=sweep.arch,
         source_hash=sweep.source_hash,
+        check_hash=sweep.check_hash,
         built_with=sweep.built_with,
         axes=sweep.axes,
         portfolio=portfolio,

@@ -134,6 +134,9 @@ class SweepTimes:
     source_hash: str
     """Hash of the kernel's code, 16 hex digits."""
 
+    check_hash: str
+    """Hash of the check that its configs passed, 16 hex digits."""
+
     built_with: BuiltWith
     """The device, compiler and driver of the times."""
 

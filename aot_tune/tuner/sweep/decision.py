@@ -51,6 +51,7 @@ class Decision:
             kernel=self.tunable.name,
             arch=planned.kernel.arch,
             source_hash=identity["source_hash"],
+            check_hash=identity["check_hash"],
             built_with=BuiltWith(
                 device_name=device.name,
                 sm_count=device.sm_count,
@@ -128,7 +129,7 @@ class Decision:
             untimed = set(portfolio) - self._timed(swept)
             sweep = _without(sweep, untimed)
         table = choose_entries(sweep, portfolio, incumbent=self.old, keep=self._keep)
-        if table is self.old:
+        if self.old is not None and table == replace(self.old, check_hash=table.check_hash):
             return table
         old = comparable(sweep, self.old, self._keep)
         exponent = None if old is None else old.near_exponent

@@ -18,7 +18,7 @@ from time import monotonic
 
 from aot_tune.choose.points import PREDICTED_GAIN
 from aot_tune.declare.discovery import FoundKernel
-from aot_tune.declare.fingerprint.hashing import source_hash
+from aot_tune.declare.fingerprint.hashing import check_hash, source_hash
 from aot_tune.declare.kernel_source.block_counts import NotCountedError
 from aot_tune.errors import AotTuneError, NewerSchemaError, TuneError
 from aot_tune.nvidia import cutile
@@ -261,6 +261,7 @@ def _sweep(planned: SweepPlan, times: Mapping[Problem, Mapping[Config, Measureme
         kernel=tunable.name,
         arch=kernel.arch,
         source_hash=source_hash(tunable),
+        check_hash=check_hash(tunable),
         built_with=BuiltWith(
             device_name=device.name,
             sm_count=device.sm_count,

@@ -85,7 +85,7 @@ def _decision(old: Table | None = None, **changes: Any) -> Decision:
     found = dataclasses.replace(found, tunable=dataclasses.replace(found.tunable, **changes))
     planned = plan(found, SM90, found.tunable.buckets, device=Device.reference(SM90))
     versions = {"driver": "580.1", "cuda_tile": "1.7.0", "tileiras": "13.4.92"}
-    return Decision(planned, {"source_hash": source_hash(found.tunable), **versions}, old, whole=True)
+    return Decision(planned, hashes | versions, old, whole=True)
 
 
 def _inside(us: Mapping[int, tuple[float, float, float]]) -> KernelTimes:
