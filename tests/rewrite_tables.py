@@ -19,7 +19,7 @@ SHIPPED = Path(__file__).parents[1] / "tuned_configs"
 
 
 def renamed(document: Json) -> Json:
-    """The table with the present keys, made from the former ones: the check's hash is that of the declaration."""
+    """The table with the present keys, made from the former ones: the declaration's check has not changed."""
     tunable = find_tunables([OWN_KERNELS])[document["kernel"]].tunable
     return {"check_hash": check_hash(tunable)} | document
 

@@ -21,6 +21,7 @@ from aot_tune.tuner.measure.worker.backend import Trial
 from aot_tune.tuner.measure.worker.runner import TrialRunner
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.tuner.sweep import resources
+from aot_tune.values.bucket import edge
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 from tests.support.gpu_locks import shared_folder
@@ -45,6 +46,9 @@ class NearGpu(RightBackend):
     fast: ClassVar[Config | None] = None
     """The config that takes a third of the time."""
 
+    fast_at: ClassVar[int] = 0
+    """The edge of the bucket where it does, and takes three times as long elsewhere; 0 for all buckets."""
+
     slow: ClassVar[float] = 1.0
     """The factor of all times."""
 
@@ -53,6 +57,9 @@ class NearGpu(RightBackend):
 
     launches: ClassVar[list[Launch]] = []
     """All launches whose output was compared."""
+
+    timed: ClassVar[list[tuple[Config, int]]] = []
+    """All timed configs, with the size M."""
 
     def __init__(self) -> None:
         self._problem, self._loaded = Problem({"M": 0}), False
@@ -71,6 +78,7 @@ class NearGpu(RightBackend):
 
     def time(self, trial: Trial) -> Measurement:
         self._last = partial(self._compared, trial, "time")
+        self.timed.append((trial.config, self._problem.size("M")))
         return Measurement(config=trial.config, mean_us=self._us(trial), error_margin_us=0.01, num_samples=5)
 
     def sample(self, trial: Trial, state: State) -> float:
@@ -89,7 +97,8 @@ class NearGpu(RightBackend):
     def _us(self, trial: Trial, state: str = "") -> float:
         digest = hashlib.sha256(f"{self._problem} {trial.config}{state}".encode()).digest()
         us = 10.0 + int.from_bytes(digest[:2], "big") / 8192
-        return us * self.slow * (0.3 if trial.config == self.fast else 1.0)
+        is_here = self.fast_at in (0, edge(self._problem.size("M")))
+        return us * self.slow * (1.0 if trial.config != self.fast else 0.3 if is_here else 3.0)
 
 
 class _Near:
@@ -129,7 +138,8 @@ def measuring(monkeypatch: pytest.MonkeyPatch, folder: Path) -> Iterator[None]:
     monkeypatch.setattr(resources, "CUBINS", CUBINS)
     monkeypatch.setattr(supervise, "Worker", _Near)
     monkeypatch.setattr(gpu_lock, "FOLDERS", (shared_folder(folder / "lock"),))
-    for name, value in (("fast", None), ("slow", 1.0), ("wrong", lambda launch: False)):
+    for name, value in (("fast", None), ("fast_at", 0), ("slow", 1.0), ("wrong", lambda launch: False)):
         monkeypatch.setattr(NearGpu, name, value)
     NearGpu.launches.clear()
+    NearGpu.timed.clear()
     yield

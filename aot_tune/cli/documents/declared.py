@@ -165,6 +165,12 @@ class DeclaredDocument(Document):
                 f"the kernel's code has changed: the table has {table.source_hash}, the code has {fresh}",
                 again,
             )
+        if table.check_hash != (check := hashing.check_hash(tunable)):
+            yield (
+                "check_hash",
+                f"make_args or reference has changed: the table has {table.check_hash}, the code has {check}",
+                f"{again} --only-stale",
+            )
         for problem in checks.declaration_problems(tunable, table.arch):
             yield "", problem, "correct the declaration"
         for what, fix in portfolio_complaints(table, tunable):

@@ -6,10 +6,12 @@ import dataclasses
 from collections.abc import Collection, Mapping, Sequence
 
 from aot_tune.errors import TuneError
+from aot_tune.tables.fit import without
 from aot_tune.tables.table import Entry, Point, Table
 from aot_tune.tuner.choose.states import StateTimes
 from aot_tune.tuner.choose.times import FINALS_BAND, TIE, SweepTimes, is_tie
 from aot_tune.tuner.outcome import Measurement
+from aot_tune.values.bucket import bucket_of
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
@@ -24,7 +26,7 @@ def comparable(sweep: SweepTimes, incumbent: Table | None, keep: Collection[Prob
     if incumbent is None or incumbent.arch != sweep.arch or dict(incumbent.axes) != dict(sweep.axes):
         return None
     carried = carried_entries(sweep, incumbent, keep)
-    changed = differences(sweep, incumbent) if carried else []
+    changed = [*differences(sweep, incumbent), *_other_check(sweep, incumbent)] if carried else []
     if carried and changed:
         raise TuneError(
             f"{sweep.kernel}: {len(carried)} entries of the table were not swept, and cannot be combined "
@@ -56,7 +58,7 @@ def check_joinable(
     """
     if now is None:
         return
-    changed = differences(sweep, now)
+    changed = [*differences(sweep, now), *_other_check(sweep, now)]
     if dict(now.axes) != dict(sweep.axes):
         changed.append("its axes differ")
     if changed:
@@ -90,10 +92,41 @@ def differences(sweep: SweepTimes, incumbent: Table) -> list[str]:
     return [f"{name} was {was}, is {now}" for name, was, now in pairs if was != now]
 
 
+def _other_check(sweep: SweepTimes, table: Table) -> list[str]:
+    """Return the check of results that a table's configs passed, where it is another one now."""
+    was, now = table.check_hash, sweep.check_hash
+    return [] if was == now else [f"the hash of make_args and reference was {was}, is {now}"]
+
+
 def carried_entries(sweep: SweepTimes, incumbent: Table, keep: Collection[Problem]) -> list[Entry]:
     """Return the incumbent's unswept entries that stay."""
     swept, kept = set(sweep.edges(sweep.times())), set(keep)
     return [entry for entry in incumbent.entries if entry.bucket in kept and entry.bucket not in swept]
+
+
+def kept_without(table: Table, failed: Mapping[Problem, Collection[Config]]) -> Table:
+    """Return a table without the configs that failed, and without the buckets that they serve.
+
+    A config serves a bucket where it wins the edge or is the fastest at a point. The default serves the
+    bucket where it failed. The regrets of the other entries stay, since no such config is the fastest there.
+
+    Args:
+        table: The table.
+        failed: The configs that failed by problem.
+    """
+    out = {config for configs in failed.values() for config in configs}.intersection(table.portfolio)
+    defaults = {
+        bucket_of(table.axes, problem) for problem, configs in failed.items() if not out.issuperset(configs)
+    }
+    columns = (*table.portfolio, None)
+
+    def is_served(entry: Entry) -> bool:
+        rows = [[(us, column) for us, column in zip(p.us, columns, strict=True) if us] for p in entry.points]
+        fastest = {min(row, key=lambda time: time[0])[1] for row in rows if row}
+        return entry.config in out or not fastest.isdisjoint(out) or entry.bucket in defaults
+
+    entries = tuple(entry for entry in table.entries if not is_served(entry))
+    return without(dataclasses.replace(table, entries=entries), out)
 
 
 def widened(entry: Entry, old: Sequence[Config], new: Sequence[Config]) -> Entry:

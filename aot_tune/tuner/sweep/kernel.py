@@ -29,11 +29,12 @@ time budget, the problems with the largest expected gain come first, and unreach
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from aot_tune.tables.table import Table
 from aot_tune.tuner.choose.gpu_models import DefaultTwice, disagreements
+from aot_tune.tuner.choose.times import ProblemTimes
 from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.measure.blame import Known
 from aot_tune.tuner.measure.supervise import GpuLostError, ProblemFailedError
@@ -92,6 +93,7 @@ class KernelSweep:
         """The problems of `_plans` without which their buckets are served too."""
         self._verified: dict[Problem, ProblemPlan] = {}
         """The plans of the problems at which the portfolio was verified and not timed."""
+        self._wrong: set[Config] = set()
         self._begun = self._of = 0
 
     @property
@@ -112,6 +114,7 @@ class KernelSweep:
 
     def _run(self) -> None:
         self._plans, self._added, self._verified, self._begun = {}, set(), {}, 0
+        self._state.times.wrong |= self._wrong
         self._of = 2 * len(self._edges) + sum(len(self._decision.first_sizes(edge)) for edge in self._edges)
         for problem_plan in self._plan.problems:
             for failure in problem_plan.refused:
@@ -121,6 +124,45 @@ class KernelSweep:
         self._do("candidates", plans, lambda measuring, problem: measuring.candidates())
         self._drop_unreached(self._edges)
         self._choose_portfolio()
+
+    def verify(self, table: Table, swept: Collection[Problem]) -> dict[Problem, list[Config]]:
+        """Verify a table's portfolio and the defaults in the buckets that are not swept, without timing.
+
+        Args:
+            table: The table, whose entries have passed another check.
+            swept: The buckets that are swept.
+
+        Returns:
+            The configs that failed by problem; where it cannot be opened, all that may run there.
+        """
+        state, kernel = self._state, self._plan.kernel
+        kept = [entry for entry in table.entries if entry.bucket not in swept]
+        sizes = [entry.bucket.replaced(**point.size) for entry in kept for point in entry.points]
+        timed = KernelTimes(
+            problems=dict.fromkeys([*(entry.bucket for entry in kept), *sizes], ProblemTimes())
+        )
+        problems = [*timed.problems, *to_verify(table, timed, kernel.tunable)]
+        plans = {problem: plan_only(kernel, problem, table.portfolio) for problem in problems}
+        while True:
+            with suppress(_GpuDisowned):
+                self._do(
+                    "recheck",
+                    plans,
+                    lambda measuring, problem: measuring.recheck(plans[problem].candidates, launches=0),
+                )
+                break
+        return {
+            problem: [
+                config
+                for config in problem_plan.candidates
+                if problem in state.times.unopened or state.results.recheck_failure(problem, config)
+            ]
+            for problem, problem_plan in plans.items()
+        }
+
+    def exclude(self, configs: Iterable[Config]) -> None:
+        """Let configs that computed a wrong result before win nowhere."""
+        self._wrong.update(configs)
 
     def table(self) -> Table:
         """Choose the table and verify its winners in a fresh process, until all of them pass.

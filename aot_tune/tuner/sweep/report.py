@@ -145,8 +145,11 @@ class SweepRequest:
         for module in self.modules:
             words += ["--module", module]
         # A problem chosen for two kernels is written once.
-        for text in dict.fromkeys(problem_option(p) for chosen in self.problems.values() for p in chosen):
-            words += ["--problem", text]
+        if () in self.problems.values():  # a kernel of which no bucket is swept, and all are verified
+            words.append("--only-stale")
+        else:
+            for text in dict.fromkeys(problem_option(p) for chosen in self.problems.values() for p in chosen):
+                words += ["--problem", text]
         if self.ray is not None:
             words += ["--ray", self.ray] if self.ray else ["--ray"]
         gpus = ",".join(map(str, self.gpus)) if self.gpus and self.ray is None else None

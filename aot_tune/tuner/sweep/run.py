@@ -12,6 +12,7 @@ import dataclasses
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from time import monotonic
 
@@ -23,6 +24,7 @@ from aot_tune.nvidia import cutile
 from aot_tune.tables import files, store
 from aot_tune.tables.table import Table, geometric_mean
 from aot_tune.tuner import publish
+from aot_tune.tuner.choose.incumbent import kept_without
 from aot_tune.tuner.choose.portfolio import crowded_out
 from aot_tune.tuner.choose.times import unserved
 from aot_tune.tuner.compile.feed import CompileFeed
@@ -266,7 +268,8 @@ def measure_kernel(
     path = request.table_path(kernel)
     old = publish.present_table(path)
     device, conditions = gpu_pool.open(kernel)
-    planned = plan(kernel, request.arch, request.buckets(kernel), incumbent=old, device=device)
+    buckets = request.buckets(kernel)
+    planned = plan(kernel, request.arch, buckets, incumbent=old, device=device)
     progress.show(
         Started(
             kernel=kernel.tunable.name,
@@ -278,27 +281,37 @@ def measure_kernel(
     )
     identity = _identity_of(device, conditions, request, kernel)
     whole = request.is_whole(kernel)
-    decision = _decision(planned, identity, old, request, whole=whole)
+    unverified = None
+    if old is not None and not whole and old.check_hash != identity["check_hash"]:
+        unverified = dataclasses.replace(old, check_hash=identity["check_hash"])
+    decision = _decision(planned, identity, unverified or old, request, whole=whole)
     path_of_journal = request.journal_path(kernel)
     with Journal.open(path_of_journal, identity, accepts=accepts, fresh=request.fresh) as journal:
         results = SweepResults(journal)
         for line in _opened(journal, results, path_of_journal):
             progress.note(f"{name}: {line}")
-        kernel_sweep = KernelSweep(
-            planned,
-            feed,
-            gpu_pool,
-            results,
-            progress,
-            decision,
-            exhaustive=request.exhaustive,
-            budget_s=request.time_budget_s,
-        )
+        sweep_of = partial(
+            KernelSweep, feed=feed, gpu_pool=gpu_pool, results=results, progress=progress,
+            exhaustive=request.exhaustive, budget_s=request.time_budget_s,
+        )  # fmt: skip
+        kernel_sweep = sweep_of(planned, decision=decision)
+        if unverified is not None and any((failed := kernel_sweep.verify(unverified, buckets)).values()):
+            base = kept_without(unverified, failed)
+            lost = [entry.bucket for entry in unverified.entries if base.entry(entry.bucket) is None]
+            wrong, buckets = kernel_sweep.times.wrong, tuple(dict.fromkeys((*buckets, *lost)))
+            planned = plan(kernel, request.arch, buckets, incumbent=base, device=device)
+            decision = _decision(planned, identity, base, request, whole=whole)
+            kernel_sweep = sweep_of(planned, decision=decision)
+            kernel_sweep.exclude(wrong)
+            progress.note(f"{name}: swept again, because its configs fail now: {'; '.join(map(str, lost))}")
         kernel_sweep.run()
+        known = old
 
         def decide(present: Table | None) -> tuple[Table, list[str]]:
-            if present != decision.old:
+            nonlocal known
+            if present != known:
                 decision.join(present)
+                known = present
             table, swept = kernel_sweep.table(), kernel_sweep.times
             if broken := kernel_sweep.broken():
                 return table, [broken]

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.discovery import FoundKernel
-from aot_tune.declare.fingerprint.hashing import source_hash, unhashable
+from aot_tune.declare.fingerprint.hashing import check_hash, source_hash, unhashable
 from aot_tune.nvidia import cutile
 from aot_tune.tables import store
 from aot_tune.tables.fit import entry_complaints, mismatch, portfolio_complaints
@@ -44,7 +44,10 @@ def only_stale(request: SweepRequest, progress: Progress) -> SweepRequest:
             continue
         for bucket, bucket_reason in stale.items():
             progress.note(f"{name} {bucket} is stale: {bucket_reason}")
-        if stale:
+        unverified = not request.predicts and table is not None and table.check_hash != check_hash(tunable)
+        if unverified:
+            progress.note(f"{name}: make_args or reference has changed: its configs are verified again")
+        if stale or unverified:
             kernels.append(kernel)
             if len(stale) < len(tunable.buckets):
                 problems[name] = tuple(stale)

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from aot_tune.declare.fingerprint.hashing import source_hash
+from aot_tune.declare.fingerprint.hashing import check_hash, source_hash
 from aot_tune.tables.table import Table
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.tuner.plan.candidates import plan
@@ -85,6 +85,7 @@ def _decision(old: Table | None = None, **changes: Any) -> Decision:
     found = dataclasses.replace(found, tunable=dataclasses.replace(found.tunable, **changes))
     planned = plan(found, SM90, found.tunable.buckets, device=Device.reference(SM90))
     versions = {"driver": "580.1", "cuda_tile": "1.7.0", "tileiras": "13.4.92"}
+    hashes = {"source_hash": source_hash(found.tunable), "check_hash": check_hash(found.tunable)}
     return Decision(planned, hashes | versions, old, whole=True)
 
 

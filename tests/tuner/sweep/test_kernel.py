@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from aot_tune.cli.check import check
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import TuneError
 from aot_tune.tables import store
@@ -26,6 +27,7 @@ from aot_tune.tuner.sweep.kernel import KernelSweep
 from aot_tune.tuner.sweep.progress import PlainProgress
 from aot_tune.tuner.sweep.report import SweepReport, SweepRequest
 from aot_tune.tuner.sweep.results import PASSES, Step, accepts, outcome_of
+from aot_tune.tuner.sweep.stale import only_stale
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
@@ -331,21 +333,29 @@ WAYS: dict[str, tuple[float, Callable[[Launch], bool]]] = {
 """Factors of the times, as short kernels are not timed under load, and launches that are wrong."""
 
 
-def _tune_near(folder: Path, number: int, **changes: Any) -> Table:
+def _tune_near(folder: Path, number: int) -> Table:
     """Tune a kernel of which one config, another by each number, is fast."""
     NearGpu.fast = small_kernel.SPACE[1:][number % 11]
     shutil.rmtree(folder / "tables", ignore_errors=True)
-    return _tuned_near(folder, **changes)
+    return _tuned_near(folder)
 
 
-def _tuned_near(folder: Path, m: Sequence[int] = (16, 34, 256)) -> Table:
+def _near(folder: Path, m: Sequence[int] = (16, 34, 256), **changes: Any) -> FoundKernel:
     typical = [{"dtype": "bfloat16", "M": list(m), "N": 1024}]
-    tunable = dataclasses.replace(small_kernel.scale, tables=folder / "tables", typical=typical)
+    changes = {"tables": folder / "tables", "typical": typical, **changes}
+    return FoundKernel(module=small_kernel.MODULE, tunable=dataclasses.replace(small_kernel.scale, **changes))
+
+
+def _tuned_near(
+    folder: Path, m: Sequence[int] = (16, 34, 256), *, stale: bool = False, **changes: Any
+) -> Table:
+    kernel = _near(folder, m, **changes)
     request = SweepRequest(
-        kernels=(FoundKernel(module=small_kernel.MODULE, tunable=tunable),),
-        arch=SM90, gpus=(0,), jobs=2, journal=folder / "journal", fresh=True,
-    )  # fmt: skip
+        kernels=(kernel,), arch=SM90, gpus=(0,), jobs=2, journal=folder / "journal", fresh=True
+    )
     with (folder / "said").open("a") as said:
+        request = only_stale(request, PlainProgress(said)) if stale else request
+        assert request.kernels, "nothing is stale"
         assert sweep.run(request, PlainProgress(said)).complete, _said(folder)
     return store.read_table(store.table_path(folder / "tables", SM90, "scale"))
 
@@ -431,3 +441,53 @@ def test_a_default_that_fails_at_a_declared_size_alone_leaves_its_bucket_without
         _tuned_near(folder)
     table = store.read_table(store.table_path(folder / "tables", SM90, "scale"))
     assert [entry.bucket["M"] for entry in table.entries] == [16, 256]
+
+
+# A corrected reference --------------------------------------------------------------------------------------
+
+
+def _lines(table: Table) -> dict[object, str]:
+    return {entry.bucket["M"]: str(entry) for entry in table.entries}
+
+
+def test_a_table_of_another_reference_is_verified_anew_and_nothing_is_timed(near: None, folder: Path) -> None:
+    before = _tune_near(folder, 4)
+    NearGpu.launches.clear()
+    NearGpu.timed.clear()
+    table = _tuned_near(folder, stale=True, reference=small_kernel._stricter)
+    assert NearGpu.timed == []
+    sizes = {launch.m for launch in NearGpu.launches}
+    assert sizes == {34} | {point.size["M"] for entry in before.entries for point in entry.points}
+    assert {launch.config for launch in NearGpu.launches} == {*before.portfolio, small_kernel.DEFAULT}
+    assert table == dataclasses.replace(before, check_hash=table.check_hash)
+    assert table.check_hash != before.check_hash
+    assert "make_args or reference has changed: its configs are verified again" in _said(folder)
+    with pytest.raises(AssertionError, match="nothing is stale"):
+        _tuned_near(folder, stale=True, reference=small_kernel._stricter)
+
+
+@pytest.mark.parametrize("size", [256, 34], ids=["where it wins", "elsewhere"])
+def test_what_another_reference_refuses_is_replaced_and_the_rest_stays(
+    near: None, folder: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(NearGpu, "fast", small_kernel.SPACE[5])
+    monkeypatch.setattr(NearGpu, "fast_at", 256)
+    before = _tuned_near(folder)
+    assert [entry.config == NearGpu.fast for entry in before.entries] == [False, False, True]
+    monkeypatch.setattr(NearGpu, "wrong", lambda launch: launch.config == NearGpu.fast and launch.m == size)
+    NearGpu.timed.clear()
+    table = _tuned_near(folder, stale=True, reference=small_kernel._stricter)
+    assert not _holds(table, NearGpu.fast)
+    assert {m for _, m in NearGpu.timed} <= set(range(129, 257))
+    for entry, was in zip(table.entries[:2], before.entries, strict=False):
+        assert (entry.config, entry.mean_us, entry.default_us) == (was.config, was.mean_us, was.default_us)
+    assert [entry.bucket["M"] for entry in table.entries] == [16, 64, 256]
+    assert "swept again, because its configs fail now: dtype=bfloat16 M=256" in _said(folder)
+
+
+def test_check_names_a_table_of_another_reference(near: None, folder: Path) -> None:
+    _tune_near(folder, 4)
+    kernel = _near(folder, reference=small_kernel._stricter)
+    (finding,) = [one for one in check({"scale": kernel}) if "reference" in one.what]
+    assert finding.entry == "check_hash"
+    assert finding.fix.endswith("--only-stale")
