@@ -25,6 +25,7 @@ from aot_tune.cubins.origin import declared_code
 from aot_tune.cubins.origin_walk import origin_of
 from aot_tune.cubins.pack import KernelCubins, pack
 from aot_tune.errors import CompilerMissingError, CubinWarning, LaunchError
+from aot_tune.kernels import rms_norm_tunable
 from aot_tune.nvidia import cutile
 from aot_tune.serve import kernels as serving
 from aot_tune.serve.kernels import declared_cubins
@@ -445,13 +446,14 @@ def test_b18_without_a_compiler_a_refused_cubin_is_an_error_that_says_so(
 @pytest.mark.process
 @pytest.mark.filterwarnings("ignore::aot_tune.errors.MissWarning")
 def test_b18_what_was_just_compiled_and_is_refused_is_an_error_that_names_the_driver(
-    driver: fake_driver.Driver, tunable: Tunable
+    driver: fake_driver.Driver,
 ) -> None:
     driver.refuses = lambda head: INVALID_IMAGE
-    array = fake_driver.FakeTensor((64, 64), torch.bfloat16)
-    told, error = _warnings_of(lambda: tunable.launch(array, array), LaunchError)
+    x, weight = (torch.empty(shape, dtype=torch.bfloat16, device="meta") for shape in ((4, 4096), (4096,)))
+    fresh = dataclasses.replace(rms_norm_tunable)  # a checkout has no archive
+    told, error = _warnings_of(lambda: fresh.launch(x, weight, torch.empty_like(x), 1e-6), LaunchError)
     assert (driver.launches, told) == ([], [])
-    assert error.startswith("_scale_kernel_K")
+    assert error.startswith("rms_norm_kernel_K")
     assert "for sm90 by tileiras 13." in error
     assert "but the driver (CUDA 13.4) refuses it: invalid image, error 200; install a newer driver" in error
 

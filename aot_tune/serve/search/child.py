@@ -85,6 +85,7 @@ def fastest(
         "device": device_index,
         "problem": dict(problem),
         "configs": [config.document for config in configs],
+        "limit_s": limit_s,
     }
     answer = _asked(json.dumps(request).encode(), limit_s)
     if answer is None:

@@ -44,6 +44,7 @@ _LIMIT_S = 3600.0
 def main() -> None:
     """Answer the requests on stdin, until one has no winner: a candidate may have broken the CUDA context."""
     signal.signal(signal.SIGCHLD, signal.SIG_DFL)  # the compiler must learn how its own children end
+    signal.signal(signal.SIGALRM, signal.SIG_DFL)
     threading.Thread(target=_end_with, args=(os.getppid(),), daemon=True).start()
     answers = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # output of imported modules must not mix with the answers
@@ -51,7 +52,10 @@ def main() -> None:
         request = json.loads(line)
         tunable = load(request["module"], request["kernel"])
         configs = [Config(**config) for config in request["configs"]]
+        # Where the parent is gone the alarm ends this, also in a call that holds the interpreter.
+        signal.setitimer(signal.ITIMER_REAL, request["limit_s"] + _PARENT_S)
         best = search(tunable, Problem(request["problem"]), configs, request["device"])
+        signal.setitimer(signal.ITIMER_REAL, 0)
         if best is None:
             sys.exit(1)
         torch.cuda.empty_cache()

@@ -134,24 +134,29 @@ def test_the_searches_of_a_process_take_a_limited_time_together() -> None:
 
 
 @pytest.mark.process
-def test_a_child_searches_kernel_after_kernel_and_ends_where_none_asks(
-    monkeypatch: pytest.MonkeyPatch,
+@pytest.mark.parametrize(("limit_s", "code"), [(None, 0), (0.1, -signal.SIGALRM)], ids=["idle", "late"])
+def test_a_child_searches_kernel_after_kernel_and_ends_by_itself_where_none_asks_or_it_is_late(
+    limit_s: float | None, code: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    code = (
-        f"import sys; sys.path.insert(0, {ROOT!r})\n"
+    program = (
+        f"import sys, time; sys.path.insert(0, {ROOT!r})\n"
         "from aot_tune.serve.search import child_main\n"
-        "child_main.search = lambda tunable, problem, configs, device: (configs[-1], len(tunable.name))\n"
+        "child_main.search = lambda tunable, problem, configs, device: (\n"
+        "    time.sleep(60 * device), (configs[-1], len(tunable.name)))[1]\n"
         "child_main._IDLE_S = 1.0\n"
         "child_main.main()"
     )
-    monkeypatch.setattr(child, "command", lambda: script(code))
+    monkeypatch.setattr(child, "command", lambda: script(program))
     for tunable in (scale, row_sum):
         problem = tunable.typical_problems[0]
         space = tunable.candidates(SM90, problem)[:3]
         winner = child.fastest(tunable, problem, space, device_index=0, limit_s=60)
         assert winner == (space[-1], len(tunable.name))
     [kept] = child._kept
-    assert kept._process.wait(timeout=30) == 0
+    if limit_s is not None:
+        request = {"module": "tests.support.samples", "kernel": "scale", "device": 1, "problem": {}}
+        assert kept.ask(json.dumps({**request, "configs": [], "limit_s": limit_s}).encode(), 30) is None
+    assert kept._process.wait(timeout=30) == code
     assert child._running() is None
 
 
