@@ -1254,7 +1254,7 @@ DEADLINE_S = 300.0
 
 def run(name: str, folder: Path, tally: Tally, *, seed: int = 0, more: bool = False) -> None:
     """Do one row's faults in a process of its own."""
-    from tests.faults.world import ROOT
+    from tests.faults.world import ROOT, patience
 
     folder.mkdir(parents=True)
     variables = {key: value for key, value in os.environ.items() if key not in environment.DESCRIPTIONS}
@@ -1276,10 +1276,10 @@ def run(name: str, folder: Path, tally: Tally, *, seed: int = 0, more: bool = Fa
     ]
     try:
         done = subprocess.run(
-            words, cwd=folder, env=variables, capture_output=True, text=True, timeout=DEADLINE_S
+            words, cwd=folder, env=variables, capture_output=True, text=True, timeout=patience(DEADLINE_S)
         )
     except subprocess.TimeoutExpired:
-        tally.add("hung", 1, f"{name}: no end within {DEADLINE_S:g} s")
+        tally.add("hung", 1, f"{name}: no end within {DEADLINE_S:g} s, longer under load")
         return
     try:
         told = json.loads(done.stdout.splitlines()[-1])

@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterator, Sequence
 
 from tests.faults import injector
 from tests.faults.injector import DEFAULT, Fault, Plan
-from tests.faults.world import Ended, Sweep, Tally, World
+from tests.faults.world import Ended, Sweep, Tally, World, patience
 
 NAMES = [f"{m}-{n}" for m in (16, 32, 64) for n in (32, 64, 128, 256)]
 EDGES = (16, 64, 256)
@@ -375,7 +375,7 @@ def signals(world: World, tally: Tally, more: bool) -> None:
     hang = Plan(launches=(Fault(kind="hang", config=OTHERS[4], times=1),), real_limits=True)
     began = time.monotonic()
     ended = _stopped(sweep, hang, at=4, with_signal=signal.SIGINT, late_s=2.0)
-    tally.add("hung", int(time.monotonic() - began > 60), f"{sweep.name}: {ended.seconds:.0f} s")
+    tally.add("hung", int(time.monotonic() - began > patience(60)), f"{sweep.name}: {ended.seconds:.0f} s")
     _resumed(world, tally, sweep)
 
 

@@ -27,10 +27,15 @@ CUBINS = ROOT / "build" / "faults" / "cubins"
 """Cubins of all scenarios: they are compiled once in a checkout."""
 
 DEADLINE_S = 180.0
-"""Seconds after which a sweep counts as hung: undisturbed, it takes 5 s on an idle core."""
+"""Seconds after which a sweep counts as hung on an idle machine: undisturbed, it takes 5 s."""
 
 END_S = 10.0
 """Seconds that the processes of a sweep that has ended may take to end."""
+
+
+def patience(seconds: float) -> float:
+    """A limit that follows the load of this machine: a process that hangs uses no CPU time."""
+    return seconds * max(1.0, os.getloadavg()[0] / (os.cpu_count() or 1))
 
 
 @dataclass
@@ -163,10 +168,11 @@ class Sweep:
 
     def finish(self, process: subprocess.Popen[str], began: float) -> Ended:
         """Wait for a sweep's end and for that of its processes."""
+        limit_s = patience(DEADLINE_S)
         try:
-            _, said = process.communicate(timeout=DEADLINE_S)
+            _, said = process.communicate(timeout=limit_s)
         except subprocess.TimeoutExpired:
-            self._tally.add("hung", 1, f"{self.name}: no end within {DEADLINE_S:g} s")
+            self._tally.add("hung", 1, f"{self.name}: no end within {limit_s:.0f} s")
             os.killpg(process.pid, signal.SIGKILL)
             _, said = process.communicate()
         seconds = self.seconds = time.monotonic() - began
@@ -178,7 +184,7 @@ class Sweep:
 
     def _left(self) -> list[int]:
         """Processes of this folder that outlive the sweep."""
-        until = time.monotonic() + END_S
+        until = time.monotonic() + patience(END_S)
         while (left := marked(str(self.folder))) and time.monotonic() < until:
             time.sleep(0.05)
         return left
