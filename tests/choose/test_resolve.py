@@ -310,7 +310,7 @@ def test_b3_a_function_that_raises_for_a_tables_config_is_a_fallback(function: s
     assert len(seen) == 1
     edge = AT_64 if function == "tiles" else DEFAULT  # at an edge and at a point no tiles are counted
     assert {rows: choice.config for rows, choice in chosen.items()} == {
-        41: DEFAULT, 64: edge, 100: DEFAULT, 4096: DEFAULT,
+        45: DEFAULT, 64: edge, 100: DEFAULT, 4096: DEFAULT,
     }  # fmt: skip
 
 
