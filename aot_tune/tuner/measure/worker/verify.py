@@ -180,6 +180,9 @@ class Case:
         return None
 
 
+# Digests and references -------------------------------------------------------------------------------------
+
+
 def digests(tensors: Iterable[torch.Tensor]) -> list[int]:
     """Return the sum of each tensor's bits as integers, modulo 2**64."""
     sums = [_sum_of_bits(tensor) for tensor in tensors]  # all queued before the first is read
