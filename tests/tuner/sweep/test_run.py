@@ -394,6 +394,19 @@ def test_a_changed_driver_is_not_mixed_with_what_was_measured(
     assert _tune(folder, fresh=True).published
 
 
+def test_a20_a_compiler_that_is_gone_is_named_and_not_a_journal_of_another(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(Session, "fails_after", 20)
+    with pytest.raises(TuneError):
+        _tune(folder)
+    identity = Session.identity
+    monkeypatch.setattr(Session, "identity", lambda session: {**identity(session), "tileiras": ""})
+    monkeypatch.setattr(sweep.cutile, "compiler_version", lambda: None)
+    with pytest.raises(TuneError, match=r"no cuTile compiler .* is installed here"):
+        _tune(folder)
+
+
 def test_a_journal_of_a_smaller_gpu_of_the_same_name_is_refused(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
