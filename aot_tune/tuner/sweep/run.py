@@ -176,7 +176,7 @@ def _left_s(
     if request.time_budget_s is None:
         return None
     counts = [len(request.buckets(kernel)) for kernel in kernels[place:]]
-    return max(_SHORTEST_S, (request.time_budget_s - spent_s) * counts[0] / sum(counts))
+    return max(_SHORTEST_S, (request.time_budget_s - spent_s) * counts[0] / max(sum(counts), 1))
 
 
 def _refused(request: SweepRequest, progress: Progress) -> dict[str, SweptKernel]:

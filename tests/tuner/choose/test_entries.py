@@ -296,6 +296,8 @@ def test_an_entry_slower_than_its_default_by_noise_keeps_its_line() -> None:
     old = choose_entries(sweep({64: {DEFAULT: 20.5, A: 20.0}}), (A,))
     assert entry(old, 64).config == A
     assert choose_entries(sweep({64: {DEFAULT: 20.0, A: 20.1}}), (A,), incumbent=old) is old
+    checked = choose_entries(sweep({64: {DEFAULT: 20.0, A: 20.1}}, check_hash="f" * 16), (A,), incumbent=old)
+    assert checked == dataclasses.replace(old, check_hash="f" * 16), "the check alone is another one"
 
 
 @pytest.mark.parametrize(

@@ -51,6 +51,13 @@ def test_the_command_asks_for_the_same_again_without_starting_over(tmp_path: Pat
     ]  # fmt: skip
 
 
+def test_the_command_of_a_sweep_that_verifies_alone_asks_for_what_is_stale(tmp_path: Path) -> None:
+    request = _request(tmp_path, problems={"scale": ()}, gpus=(0,))
+    (found,) = request.kernels
+    assert request.buckets(found) == ()
+    assert shlex.split(request.command())[2:] == ["scale", "--arch", "sm90", "--only-stale", "--gpus", "0"]
+
+
 def test_a_first_look_is_a_fixed_count_of_buckets_evenly_spread() -> None:
     typical = [{"dtype": "bfloat16", "M": [2**k for k in range(34)], "N": 1024}]
     found = FoundKernel(module=MODULE, tunable=dataclasses.replace(scale, typical=typical))
