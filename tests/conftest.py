@@ -12,11 +12,14 @@ import typer.testing
 from hypothesis import HealthCheck, settings
 
 from tests.support import fast
+from tests.support.marks import MARK
 
 # Workers share the cores: with as many threads each as there are cores, which wait for each other, small
 # tensors take four times as long.
 if "PYTEST_XDIST_WORKER" in os.environ:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
+
+os.environ[MARK] = f"{os.getpid()}"  # before anything is started
 
 # Loaded machines run these tests too: how long an example takes says nothing of the code.
 settings.register_profile("aot_tune", deadline=None, suppress_health_check=[HealthCheck.too_slow])

@@ -20,7 +20,7 @@ from pathlib import Path
 from aot_tune.cubins.archive import FILE_NAME
 from tests.faults import injector
 from tests.faults.injector import Plan
-from tests.support.other_compilers import MARK, marked
+from tests.support.marks import MARK, marked
 
 ROOT = Path(__file__).parents[2]
 CUBINS = ROOT / "build" / "faults" / "cubins"

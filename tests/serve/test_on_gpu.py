@@ -51,13 +51,11 @@ def test_b9_a_miss_is_not_searched_while_another_thread_captures(run: Run) -> No
     assert told["right"] == [True, True]
 
 
-def test_first_launches_from_cubins_need_no_compiler_and_take_milliseconds(run: Run) -> None:
-    told = [run("first_launches") for _ in range(3)]
-    assert all(all(one["right"]) for one in told)
-    best = [min(times) for times in zip(*(one["ms"] for one in told), strict=True)]
-    print("best of three processes, ms:", best)
-    assert best[0] <= 6.0
-    assert max(best[1:]) <= 2.0
+def test_first_launches_from_cubins_need_no_compiler(run: Run) -> None:
+    """How long they take depends on the host: `aot-tune bench --serving` records it."""
+    told = run("first_launches")
+    print("ms:", told["ms"])
+    assert all(told["right"])
 
 
 def test_after_prime_the_first_launch_of_a_declared_shape_is_like_any(archives: Path, tmp_path: Path) -> None:

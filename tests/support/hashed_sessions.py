@@ -98,9 +98,6 @@ class HashedSession:
     def interrupt(self) -> None:
         self._stopped = True
 
-    def prepare(self) -> None:
-        pass
-
     def turn_to(self, found: Any, fault_counts: Any) -> None:
         pass
 

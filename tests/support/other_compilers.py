@@ -12,9 +12,6 @@ from aot_tune.errors import CutileError
 from aot_tune.tuner.compile.child import Compiler
 from aot_tune.tuner.compile.job import CompileJob
 
-MARK = "AOT_TUNE_TEST_MARK"
-"""Set in a test's environment: every process that inherits it can be found again."""
-
 
 class CompilerOnPath(Compiler):
     """Takes the first ``tileiras`` on PATH, and not the installed package's."""
@@ -103,19 +100,3 @@ class TellsItsGpus(Compiler):
 def other(name: str) -> str:
     """The name by which a pool starts a compiler of this module in its children."""
     return f"{__name__}:{name}"
-
-
-def marked(mark: str) -> list[int]:
-    """Processes that inherited the mark, this one left out."""
-    found = []
-    for entry in Path("/proc").iterdir():
-        if not entry.name.isdigit() or int(entry.name) == os.getpid():
-            continue
-        try:
-            environment = (entry / "environ").read_bytes()
-            state = (entry / "stat").read_text().rpartition(")")[2].split()[0]
-        except OSError:
-            continue  # gone meanwhile, or another user's
-        if f"{MARK}={mark}".encode() in environment.split(b"\0") and state != "Z":
-            found.append(int(entry.name))
-    return found

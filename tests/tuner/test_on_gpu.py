@@ -180,15 +180,14 @@ def test_one_process_measures_two_kernels_in_turn(start: Start) -> None:
     assert replaced == []
 
 
-def test_the_process_that_waits_to_be_the_next_is_not_on_the_gpu(start: Start) -> None:
+def test_the_process_that_forks_workers_is_not_on_the_gpu(start: Start) -> None:
     session = start(broken.add_one)
     monitor = GpuMonitor(session.identity()["uuid"])
     session.answer(Measure(SMALL, modes(broken.RIGHT)))
     before = monitor.processes()
-    session.answer(Finals(SMALL, modes(broken.RIGHT)))
-    time.sleep(10)  # the imports take a few seconds
-    assert monitor.processes() == before
+    assert len(before) == 1
     assert session.answer(Recheck(SMALL, modes(broken.RIGHT))) == []
+    assert len(monitor.processes()) == 1
 
 
 def test_a_cubin_compiled_elsewhere_is_what_runs(start: Start, tmp_path: Path) -> None:
@@ -236,9 +235,9 @@ def test_what_takes_long_is_timed_launch_by_launch_in_turn(start: Start) -> None
 
 
 def test_what_the_cache_holds_changes_a_memory_bound_kernel_and_is_over_afterwards(start: Start) -> None:
-    """16 MiB are moved: the two sets of arguments of a tight row fit into the L2 cache of an H100 or H200."""
+    """8 MiB are moved: both sets of arguments of a tight row fit well into the L2 cache of an H100."""
     session = start(broken.add_one)
-    problem, configs = Problem({"n": 1 << 21}), modes(broken.RIGHT)
+    problem, configs = LARGE, modes(broken.RIGHT)
     [before] = session.answer(Measure(problem, configs))
     times: dict[str, list[float]] = {}
     states: tuple[State, ...] = ("read", "written", "tight", "read")
@@ -250,7 +249,7 @@ def test_what_the_cache_holds_changes_a_memory_bound_kernel_and_is_over_afterwar
         times.setdefault(state, []).append(one.mean_us)
     first, again = times["read"]
     assert times["tight"][0] < 0.99 * first, "its data is in the cache"
-    assert times["written"][0] > 1.05 * first, "what is there must go to memory first"
+    assert times["written"][0] > 1.01 * first, "what is there must go to memory first"
     assert abs(again / first - 1) < 0.1
     [after] = session.answer(Measure(problem, configs))
     assert isinstance(before, Measurement)

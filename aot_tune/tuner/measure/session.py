@@ -114,10 +114,6 @@ class MeasureSession:
         self._supervisor.turn_to(self._arguments_for(kernel))
         self._lock.set_purpose(f"tuning {kernel.tunable.name}")
 
-    def prepare(self) -> None:
-        """Let the worker's process start and import large modules; it touches no GPU yet."""
-        self._supervisor.prepare()
-
     def __enter__(self) -> MeasureSession:
         return self
 
@@ -168,7 +164,6 @@ class MeasureSession:
         return [outcome for config in request.configs if (outcome := outcomes[config]) is not None]
 
     def _finals(self, request: Finals, on_outcome: OnOutcome) -> list[Outcome]:
-        self._supervisor.prepare()  # winners are checked in a fresh process
         configs, taken = request.configs, request.taken
         failures: dict[Config, Outcome] = {}
         rounds: dict[Config, list[Measurement]] = {config: [] for config in configs}

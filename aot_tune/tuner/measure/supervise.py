@@ -102,8 +102,6 @@ class Supervisor:
         self._limits = limits
         self._on_event = on_event
         self._worker: Worker | None = None
-        self._spare: Worker | None = None
-        """The next worker's process, which has imported large modules and waits."""
         self._turned = True
         """Whether the worker was started for the present kernel or has turned to it."""
         self._open: tuple[Problem, tuple[int, ...]] | None = None
@@ -181,11 +179,9 @@ class Supervisor:
         while True:
             self.check()
             began = time.monotonic()
-            worker = self._worker = self._spare or self._waiting()
-            self._spare = None
+            worker = self._worker = Worker(_TARGET, self._init, environment=self._environment)
             self._open, self.unused, self._turned = None, True, True
             try:
-                worker.begin(self._init)
                 worker.wait_ready(self._limits.start_s)
                 worker.request("canary", {}, self._limits.canary_s)
             except (RemoteError, WorkerDied, WorkerTimeout) as error:
@@ -203,15 +199,6 @@ class Supervisor:
                 return worker
             finally:
                 self.start_s += time.monotonic() - began
-
-    def prepare(self) -> None:
-        """Let the next worker import large modules meanwhile. It touches no GPU yet."""
-        if self._spare is None and not self._stopped:
-            module, _, _ = str(self._init["backend"]).partition(":")
-            self._spare = self._waiting(module)
-
-    def _waiting(self, *imports: str) -> Worker:
-        return Worker(_TARGET, environment=self._environment, imports=imports, waits=True)
 
     def interrupt(self) -> None:
         """Stop the worker; called from another thread, repeatedly until this one has ended.
@@ -263,11 +250,8 @@ class Supervisor:
             raise ProblemFailedError(problem, reason)
 
     def close(self) -> None:
-        """Kill the worker and the waiting process."""
+        """Kill the worker."""
         self._kill()
-        spare, self._spare = self._spare, None
-        if spare is not None:
-            spare.kill()
 
     def _kill(self) -> None:
         if self._worker is not None:

@@ -1,9 +1,10 @@
 """A child process that answers requests, and that can be killed and replaced.
 
-The child is a fresh interpreter with the parent's ``sys.path``. It is never a fork of the parent, because a
-fork of a process with threads or CUDA may deadlock. Its parent is a *guard* (`aot_tune.tuner.process.guard`),
-a second small process that holds one end of a pipe, the lifeline. Only this process has the other end: when
-it closes that end, or dies for whatever reason, the guard kills the child and its processes.
+The child is forked by the fork server (`aot_tune.tuner.process.fork_server`), never by the parent, because a
+fork of a process with threads or CUDA may deadlock. It has the parent's ``sys.path``. Its own parent is a
+*guard* (`aot_tune.tuner.process.guard`), a second small process that holds one end of a pipe, the lifeline.
+Only the process that asked has the other end: when it closes that end, or dies for whatever reason, the guard
+kills the child and its processes.
 
 A child's messages are not trusted, because a kernel may have damaged its memory: messages are JSON of a few
 known types (`aot_tune.tuner.process.codec`). A child that sends anything else is killed: a `WorkerDied`.
@@ -15,16 +16,16 @@ import os
 import select
 import signal
 import subprocess
-import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import IO, Any, Literal, get_args
 
 from aot_tune.environment import DISABLE_OURS, RANKED, START_OPTIONS
 from aot_tune.errors import TuneError
+from aot_tune.tuner.process import fork_server
 from aot_tune.tuner.process.codec import MOST_BYTES, MessageError, decode
 from aot_tune.tuner.process.worker_main import HEADER, send
 
@@ -48,13 +49,6 @@ Report = Callable[[object], None]
 _ENVIRONMENT = {START_OPTIONS: "", RANKED: "1", DISABLE_OURS: "1"}
 """Variables of every child: it is no part of a program of `aot-tune record` or `run`, no rank whatever
 launched its parent, and searches no kernel that a declaration's functions launch."""
-
-_START = (
-    "import sys; pipes = sys.argv[1:4]; sys.path[:] = sys.argv[4:]; "
-    "from aot_tune.tuner.process.worker_main import main; main(*map(int, pipes))"
-)
-"""The child's program. It is not started with ``-m``, which puts a folder first on ``sys.path`` that could
-hide a module."""
 
 
 class WorkerDied(TuneError):
@@ -122,8 +116,6 @@ class Worker:
             of `aot_tune.tuner.process.codec`.
         init: Keyword arguments of the class.
         environment: Variables to set in the child in addition to the parent's.
-        imports: Modules that the child imports before it builds the target.
-        waits: Whether it then waits for `begin`, which gives the arguments.
 
     Raises:
         TuneError: No temporary file can be made for the child's output.
@@ -135,8 +127,6 @@ class Worker:
         init: Mapping[str, object] | None = None,
         *,
         environment: Mapping[str, str] | None = None,
-        imports: Sequence[str] = (),
-        waits: bool = False,
     ) -> None:
         self.ready = False
         """Whether the child has built its target."""
@@ -147,14 +137,11 @@ class Worker:
         guard_in, self._lifeline = os.pipe()
         theirs = (child_in, child_out, guard_in)
         try:
-            self._process = subprocess.Popen(
-                [sys.executable, "-c", _START, *map(str, theirs), *map(os.path.abspath, sys.path)],
-                stdin=subprocess.DEVNULL,
-                stdout=self._stderr,
-                stderr=self._stderr,
-                pass_fds=theirs,
-                start_new_session=True,
-                env={**os.environ, **_ENVIRONMENT, **(environment or {})},
+            self._process = fork_server.start(
+                "aot_tune.tuner.process.worker_main:main",
+                theirs,
+                self._stderr.fileno(),
+                {**os.environ, **_ENVIRONMENT, **(environment or {})},
             )
         finally:
             for descriptor in theirs:
@@ -162,9 +149,8 @@ class Worker:
         self._to_child, self._from_child = os.fdopen(to_child, "wb"), from_child
         self._received = bytearray()
         self._last_output = ""
-        self._write((target, list(imports)))
-        if not waits:
-            self.begin(init or {})
+        self._write(target)
+        self._write(dict(init or {}))
 
     @property
     def pid(self) -> int:
@@ -186,14 +172,6 @@ class Worker:
         size = os.fstat(self._stderr.fileno()).st_size
         tail = os.pread(self._stderr.fileno(), _TAIL_BYTES, max(0, size - _TAIL_BYTES))
         return tail.decode(errors="replace").strip()
-
-    def begin(self, init: Mapping[str, object]) -> None:
-        """Let a waiting child build its target.
-
-        Raises:
-            WorkerDied: The child has ended.
-        """
-        self._write(dict(init))
 
     # Messages -----------------------------------------------------------------------------------------------
 

@@ -47,10 +47,7 @@ def main(requests_from: int, replies_to: int, lifeline: int) -> None:
         os.set_inheritable(descriptor, False)
     requests, replies = os.fdopen(requests_from, "rb"), os.fdopen(replies_to, "wb")
     try:
-        name, imports = _next(requests)
-        for imported in imports:
-            import_module(imported)
-        module, _, attribute = str(name).partition(":")
+        module, _, attribute = str(_next(requests)).partition(":")
         target = getattr(import_module(module), attribute)
         # The target's module, imported above, registers the types of the arguments.
         served = target(lambda message: send(replies, ("progress", message)), **_next(requests))

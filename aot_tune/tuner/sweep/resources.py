@@ -153,9 +153,7 @@ def _start(request: SweepRequest, progress: Progress, cluster: Cluster | None) -
 
         if cluster is not None:
             return cluster.session(kernel, index, note, fault_counts)
-        session = MeasureSession(kernel, index, on_event=note, fault_counts=fault_counts)
-        session.prepare()
-        return session
+        return MeasureSession(kernel, index, on_event=note, fault_counts=fault_counts)
 
     return start
 

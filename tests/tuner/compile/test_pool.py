@@ -9,7 +9,6 @@ import signal
 import subprocess
 import sys
 import time
-import uuid
 from pathlib import Path
 
 import pytest
@@ -26,8 +25,10 @@ from aot_tune.tuner.compile.job import (
 )
 from aot_tune.tuner.compile.job_queue import KernelRefusedError
 from aot_tune.tuner.compile.pool import CompilePool
+from aot_tune.tuner.process import fork_server
 from tests.support.compile_jobs import job
-from tests.support.other_compilers import MARK, marked, other
+from tests.support.marks import MARK, marked
+from tests.support.other_compilers import other
 
 pytestmark = pytest.mark.process
 
@@ -39,13 +40,6 @@ def all_results(pool: CompilePool, within_s: float = 120.0) -> dict[str, Compile
         results |= {result.key: result for result in pool.poll(1.0)}
     assert not pool.unfinished, "the pool did not finish"
     return results
-
-
-@pytest.fixture
-def mark(monkeypatch: pytest.MonkeyPatch) -> str:
-    value = uuid.uuid4().hex
-    monkeypatch.setenv(MARK, value)
-    return value
 
 
 def put_on_path(monkeypatch: pytest.MonkeyPatch, folder: Path, what_it_does: str) -> None:
@@ -62,22 +56,25 @@ def put_on_path(monkeypatch: pytest.MonkeyPatch, folder: Path, what_it_does: str
     monkeypatch.setenv("PATH", f"{folder}{os.pathsep}{os.environ['PATH']}")
 
 
-def assert_none_left(mark: str, within_s: float = 10.0) -> None:
+def of_tests() -> set[int]:
+    """What runs of all that tests started, but for the process from which children are forked."""
+    return set(marked(os.environ[MARK])) - {fork_server.process_id()}
+
+
+def assert_none_left(within_s: float = 10.0) -> None:
     until = time.monotonic() + within_s
-    while (left := marked(mark)) and time.monotonic() < until:
+    while (left := of_tests()) and time.monotonic() < until:
         time.sleep(0.05)
-    assert left == []
+    assert not left
 
 
-def test_jobs_compile_in_children_and_a_second_run_takes_them_from_the_folder(
-    tmp_path: Path, mark: str
-) -> None:
+def test_jobs_compile_in_children_and_a_second_run_takes_them_from_the_folder(tmp_path: Path) -> None:
     jobs = [job(16), job(32), job(16, occupancy=2)]
     with CompilePool(2, 60.0, tmp_path) as pool:
         for one in [*jobs, jobs[0]]:  # the repetition is not compiled again
             pool.submit(one)
         first = all_results(pool)
-    assert_none_left(mark)
+    assert_none_left()
     assert set(first) == {one.key for one in jobs}
     for result in first.values():
         assert isinstance(result, Compiled)
@@ -146,7 +143,7 @@ def test_a_damaged_cubin_in_the_folder_is_compiled_again(tmp_path: Path) -> None
     ("signal_name", "number"), [pytest.param("SIGSEGV", 11, marks=pytest.mark.slow), ("SIGKILL", 9)]
 )
 def test_a_compiler_that_is_killed_is_that_jobs_failure_with_the_signal(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str, signal_name: str, number: int
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, signal_name: str, number: int
 ) -> None:
     """A3."""
     put_on_path(monkeypatch, tmp_path / "bin", f"kill -{number} $$")
@@ -158,11 +155,11 @@ def test_a_compiler_that_is_killed_is_that_jobs_failure_with_the_signal(
     assert isinstance(failed, CompileFailure)
     assert f"the compiler was killed by {signal_name}" in failed.message
     assert isinstance(results[job(16).key], Compiled)
-    assert_none_left(mark)
+    assert_none_left()
 
 
 def test_a_compiler_that_is_killed_once_is_tried_again(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A3: the system kills an innocent process when memory is short."""
     put_on_path(monkeypatch, tmp_path / "bin", "if [ ! -f $0.once ]; then echo > $0.once; kill -9 $$; fi")
@@ -171,7 +168,7 @@ def test_a_compiler_that_is_killed_once_is_tried_again(
         (result,) = all_results(pool).values()
     assert isinstance(result, Compiled)
     assert (tmp_path / "bin" / "tileiras.once").exists()
-    assert_none_left(mark)
+    assert_none_left()
 
 
 def test_a_compiling_process_that_is_killed_once_is_tried_again(tmp_path: Path) -> None:
@@ -183,7 +180,7 @@ def test_a_compiling_process_that_is_killed_once_is_tried_again(tmp_path: Path) 
 
 
 def test_a_crash_that_leaves_a_child_is_told_as_a_crash_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A3: the child holds the pipe that the compiler's output is read from."""
     put_on_path(monkeypatch, tmp_path / "bin", "setsid sleep 1000 & sleep 1000 & kill -11 $$")
@@ -192,11 +189,11 @@ def test_a_crash_that_leaves_a_child_is_told_as_a_crash_at_once(
         (failed,) = all_results(pool).values()
         assert isinstance(failed, CompileFailure)
         assert "the compiler was killed by SIGSEGV" in failed.message
-        assert_none_left(mark)
+        assert_none_left()
 
 
 def test_a_compiler_that_hangs_is_killed_with_all_it_started(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A3."""
     put_on_path(monkeypatch, tmp_path / "bin", "setsid sleep 1000 & sleep 1000")
@@ -204,17 +201,17 @@ def test_a_compiler_that_hangs_is_killed_with_all_it_started(
         pool.submit(job(32))
         (failed,) = all_results(pool).values()
         # What the compiler left behind goes with its group: at once, not when the pool closes.
-        assert_none_left(mark)
+        assert_none_left()
         pool.submit(job(16))
         (good,) = all_results(pool).values()
     assert isinstance(failed, CompileFailure)
     assert "exceeded timeout" in failed.message
     assert failed.seconds < 30
     assert isinstance(good, Compiled)
-    assert_none_left(mark)
+    assert_none_left()
 
 
-def test_a_compiling_process_that_dies_is_that_jobs_failure(tmp_path: Path, mark: str) -> None:
+def test_a_compiling_process_that_dies_is_that_jobs_failure(tmp_path: Path) -> None:
     """A3."""
     with CompilePool(2, 60.0, tmp_path, target=other("DiesAtOccupancyTwo")) as pool:
         for one in (job(16, 2), job(16), job(32, 2), job(32)):
@@ -225,11 +222,11 @@ def test_a_compiling_process_that_dies_is_that_jobs_failure(tmp_path: Path, mark
         assert isinstance(failed, CompileFailure)
         assert "SIGKILL" in failed.message
         assert isinstance(results[job(tile_m).key], Compiled)
-    assert_none_left(mark)
+    assert_none_left()
 
 
 def test_a_compiling_process_that_never_answers_is_killed(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A3."""
     monkeypatch.setattr(compiling, "_GRACE_SECONDS", 1.0)
@@ -241,7 +238,7 @@ def test_a_compiling_process_that_never_answers_is_killed(
     assert isinstance(failed, CompileFailure)
     assert "no answer within" in failed.message
     assert isinstance(results[job(16).key], Compiled)
-    assert_none_left(mark)
+    assert_none_left()
 
 
 def test_a_child_that_fails_to_start_is_replaced_and_no_job_is_blamed(tmp_path: Path) -> None:
@@ -253,18 +250,16 @@ def test_a_child_that_fails_to_start_is_replaced_and_no_job_is_blamed(tmp_path: 
     assert (tmp_path / "starts").read_text() == "xxx"
 
 
-def test_children_that_never_start_end_the_run_with_an_error(tmp_path: Path, mark: str) -> None:
+def test_children_that_never_start_end_the_run_with_an_error(tmp_path: Path) -> None:
     """A4."""
     with CompilePool(1, 60.0, tmp_path, target=other("NeverStarts")) as pool:
         pool.submit(job(16))
         with pytest.raises(TuneError, match=r"no compiling process starts here, tried 3 times.*exit code 7"):
             all_results(pool)
-    assert_none_left(mark)
+    assert_none_left()
 
 
-def test_a_parent_that_is_killed_leaves_no_process(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
-) -> None:
+def test_a_parent_that_is_killed_leaves_no_process(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """A3, A8: kill -9 at any instant."""
     put_on_path(monkeypatch, tmp_path / "bin", "echo > $0.began; sleep 1000 & sleep 1000")
     script = (
@@ -282,14 +277,14 @@ def test_a_parent_that_is_killed_leaves_no_process(
     while not began.exists() and time.monotonic() < until:
         time.sleep(0.05)
     assert began.exists()
-    assert len(marked(mark)) >= 4  # the parent, its child, the compiler and what that started
+    assert len(of_tests()) >= 5  # the parent, its fork server, its child, the compiler and what that started
     os.kill(parent.pid, signal.SIGKILL)
     parent.wait()
-    assert_none_left(mark)
+    assert_none_left()
 
 
 def test_closing_stops_what_is_being_compiled_at_once(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """A11."""
     put_on_path(monkeypatch, tmp_path / "bin", "sleep 1000")
@@ -297,7 +292,7 @@ def test_closing_stops_what_is_being_compiled_at_once(
     pool.submit(job(32))
     assert pool.poll(5.0) == []
     pool.close()
-    assert_none_left(mark)
+    assert_none_left()
 
 
 def test_compiling_children_see_no_gpu(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -351,7 +346,7 @@ def test_a_pool_that_was_given_nothing_to_compile_leaves_no_folder(tmp_path: Pat
     assert not (tmp_path / "cubins").exists()
 
 
-def test_a_folder_that_cannot_be_written_ends_the_run_and_blames_no_job(tmp_path: Path, mark: str) -> None:
+def test_a_folder_that_cannot_be_written_ends_the_run_and_blames_no_job(tmp_path: Path) -> None:
     """A10: what cannot be kept is an error, not a failure of the config."""
     folder = tmp_path / "cubins"
     with CompilePool(1, 60.0, folder) as pool:
@@ -360,7 +355,7 @@ def test_a_folder_that_cannot_be_written_ends_the_run_and_blames_no_job(tmp_path
         folder.write_text("")
         with pytest.raises(TuneError, match="cannot write"):
             all_results(pool)
-    assert_none_left(mark)
+    assert_none_left()
 
 
 def test_a_temporary_folder_that_cannot_be_written_is_said_as_such(
@@ -373,7 +368,7 @@ def test_a_temporary_folder_that_cannot_be_written_is_said_as_such(
 
 
 def test_a_temporary_folder_that_disappears_ends_the_run_and_blames_no_job(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     temporary = tmp_path / "temporary"
     temporary.mkdir()
@@ -383,7 +378,7 @@ def test_a_temporary_folder_that_disappears_ends_the_run_and_blames_no_job(
         pool.submit(job(32))
         with pytest.raises(TuneError, match=r"temporary folder .*cannot be written"):
             all_results(pool)
-    assert_none_left(mark)
+    assert_none_left()
 
 
 # A20: the machine is to blame, and no kernel ----------------------------------------------------------------
@@ -401,14 +396,14 @@ def test_a_temporary_folder_that_disappears_ends_the_run_and_blames_no_job(
     ids=["gone", "full"],
 )
 def test_a20_what_the_machine_lacks_ends_the_run_and_blames_no_job(
-    what_it_does: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, mark: str
+    what_it_does: str, words: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     put_on_path(monkeypatch, tmp_path / "bin", what_it_does)
     with CompilePool(1, 60.0, tmp_path / "cubins", target=other("CompilerOnPath")) as pool:
         pool.submit(job(32))
         with pytest.raises(TuneError, match=words):
             all_results(pool)
-    assert_none_left(mark)
+    assert_none_left()
 
 
 def test_a20_a_compiler_that_leaves_no_cubin_is_a_failure_that_may_pass(

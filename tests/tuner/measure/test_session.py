@@ -170,18 +170,6 @@ def test_a_kernel_that_goes_with_no_other_is_measured_in_a_process_of_its_own(
     ]
 
 
-def test_the_fresh_process_of_the_recheck_has_imported_before_it_is_needed(
-    named: MeasureSession, folder: Path
-) -> None:
-    _us(named)
-    named.answer(Finals(ONE, of("a")))
-    while (1, "imports") not in _log(folder):
-        time.sleep(0.01)
-    assert (1, "builds one") not in _log(folder), "it has touched no GPU yet"
-    assert named.answer(Recheck(ONE, of("a"))) == []
-    assert _log(folder)[-2:] == [(1, "builds one"), (1, "opens one M=16")]
-
-
 # Measuring --------------------------------------------------------------------------------------------------
 
 

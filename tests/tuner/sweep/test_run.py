@@ -103,9 +103,6 @@ class Session:
     def __exit__(self, *_: object) -> None:
         pass
 
-    def prepare(self) -> None:
-        pass
-
     def turn_to(self, found: Any, fault_counts: Any) -> None:
         self.name, self.fault_counts = found.tunable.name, fault_counts
 
@@ -1067,7 +1064,7 @@ def test_a_wrong_declaration_is_refused_before_anything_is_measured(
 
 
 @pytest.mark.parametrize("wrong", [False, True])
-def test_the_measuring_process_starts_while_declarations_are_checked_and_ends_with_the_sweep(
+def test_the_gpu_is_taken_before_declarations_are_checked_and_let_go_with_the_sweep(
     folder: Path, monkeypatch: pytest.MonkeyPatch, wrong: bool
 ) -> None:
     """It is the only one, whether anything is measured or not."""
@@ -1077,9 +1074,6 @@ def test_the_measuring_process_starts_while_declarations_are_checked_and_ends_wi
         def __init__(self, *args: Any, **named: Any) -> None:
             super().__init__(*args, **named)
             happened.append("opened")
-
-        def prepare(self) -> None:
-            happened.append("started")
 
         def close(self) -> None:
             happened.append("closed")
@@ -1093,7 +1087,7 @@ def test_the_measuring_process_starts_while_declarations_are_checked_and_ends_wi
     monkeypatch.setattr(sweep, "declaration_problems", problems)
     with pytest.raises(DeclarationError) if wrong else contextlib.nullcontext():
         _tune(folder)
-    assert happened == ["opened", "started", "checked", "closed"]
+    assert happened == ["opened", "checked", "closed"]
 
 
 def test_what_a_declaration_may_not_mean_is_noted_before_anything_is_measured(
