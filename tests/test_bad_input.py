@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import os
-import subprocess
-import sys
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+
+from tests.support import forked
+from tests.support.forked import Result
 
 pytestmark = pytest.mark.process
 
@@ -88,8 +89,6 @@ if os.geteuid() == 0:
 os.execv(sys.executable, [sys.executable, *sys.argv[1:]])
 """
 
-Result = subprocess.CompletedProcess[str]
-
 
 class Library:
     """Somebody's package in a folder of its own, with tables of archs that no test tunes for."""
@@ -135,14 +134,7 @@ class Library:
             "AOT_TUNE_CACHE_DIR": str(self.folder / "cache"),
             "CUDA_VISIBLE_DEVICES": "",  # the machine of these tests has no GPU, wherever they run
         }
-        return subprocess.run(
-            [sys.executable, *words],
-            cwd=self.folder,
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=120,
-        )
+        return forked.python(words, self.folder, environment, timeout=120)
 
     def refused(self, *words: str, code: int = 1) -> str:
         """Run Python on something that must fail with this exit code and change no file; what it said."""

@@ -8,7 +8,6 @@ import os
 import re
 import shlex
 import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -25,6 +24,7 @@ from aot_tune.tables import reader, writer
 from aot_tune.tunable import Tunable
 from aot_tune.tuner.sweep.report import JOURNALS
 from aot_tune.values.arch import Arch
+from tests.support import forked
 from tests.support.recorded_tables import TABLE
 from tests.support.violations import assert_none
 
@@ -96,20 +96,17 @@ class Child:
             self.variables.update([words[1].split("=", 1)])
             return subprocess.CompletedProcess(words, 0, "", "")
         assert words[0] == "aot-tune", line
-        return self._run([sys.executable, "-m", "aot_tune", *words[1:]], "")
+        return self._run(["-m", "aot_tune", *words[1:]], "")
 
     def launch(self, code: str, arch: str, **variables: str) -> tuple[dict[str, object], str]:
         """What some code launched on the stand-in driver, and what it wrote to stderr."""
-        done = self._run([sys.executable, "-m", ON_THE_STAND_IN, arch], code, **variables)
+        done = self._run(["-m", ON_THE_STAND_IN, arch], code, **variables)
         assert done.returncode == 0, done.stderr
         answer: dict[str, object] = json.loads(done.stdout.splitlines()[-1])
         return answer, done.stderr
 
     def _run(self, words: list[str], text: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        return subprocess.run(
-            words, input=text, capture_output=True, text=True, cwd=self.folder,
-            env=self.variables | variables, timeout=300,
-        )  # fmt: skip
+        return forked.python(words, self.folder, self.variables | variables, text)
 
 
 @pytest.fixture(scope="module")
