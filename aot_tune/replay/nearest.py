@@ -7,7 +7,9 @@ differ, because no axis is declared:
 1. Each dimension of each tensor is an axis by powers of two. An empty dimension is a bucket of its own. The
    larger of two problems has more elements.
 2. A whole number is equal in both problems, or follows the sizes in both in the same way: it is a dimension,
-   the product of neighbouring dimensions of one tensor, or the next power of two of one of these.
+   the product of neighbouring dimensions of one tensor, or the next power of two of one of these. Otherwise
+   it is an axis by powers of two itself, such as the rows of a flattened tensor, if both are at least
+   `LEAST_SIZE`; smaller numbers are modes, ranks and flags.
 3. All else is equal. This holds for a compiled-in number too: where it follows a size, each size is a problem
    of its own, and each compiles.
 """
@@ -24,17 +26,20 @@ from aot_tune.values.bucket import edge
 NEAR = int(nearest.NEAR_DOUBLINGS)
 """Most doublings between two near problems' buckets of one dimension."""
 
+LEAST_SIZE = 16
+"""Least whole number that counts as a size where it follows no tensor's."""
+
 ANY = inf
 """Any distance, for processes that may not search."""
 
 
 def distance(recorded: Problem, asked: Problem, most: float = NEAR) -> int | None:
-    """Return the doublings between the buckets, summed over all dimensions; None where too far apart.
+    """Return the doublings between the buckets, summed over all axes; None where too far apart.
 
     Args:
         recorded: A problem whose answer is known.
         asked: Another problem of the same kernel and search space.
-        most: The most doublings between two buckets of one dimension.
+        most: The most doublings between two buckets of one axis.
     """
     if (recorded.names, recorded.sm_count) != (asked.names, asked.sm_count):
         return None
@@ -57,14 +62,24 @@ def distance(recorded: Problem, asked: Problem, most: float = NEAR) -> int | Non
     if moved:
         sizes = zip(sizes_of(olds), sizes_of(news), strict=True)
         followed = {pair for old, new in sizes for pair in ((old, new), (_bucket(old), _bucket(new)))}
-        if any(pair not in followed for pair in moved):
-            return None
+        for old_value, new_value in {*moved} - followed:
+            if min(old_value, new_value) < LEAST_SIZE:
+                return None
+            between = nearest.distance([edge(old_value)], [edge(new_value)], most)
+            if between is None:
+                return None
+            doublings += round(between)
     return doublings
 
 
-def larger(recorded: Problem) -> int:
-    """Return the number of elements of all tensors. Of two equally near problems the larger is taken."""
-    return sum(prod(array.shape) for array in _flat(recorded.arguments) if isinstance(array, Array))
+def larger(recorded: Problem) -> tuple[int, int]:
+    """Return a sort key: the elements of all tensors, then the sum of the numbers.
+
+    Of two equally near problems the larger is taken.
+    """
+    arguments = list(_flat(recorded.arguments))
+    elements = sum(prod(array.shape) for array in arguments if isinstance(array, Array))
+    return elements, sum(number.value for number in arguments if isinstance(number, Whole))
 
 
 def _flat(arguments: Sequence[Argument]) -> Iterator[Argument]:

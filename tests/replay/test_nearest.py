@@ -32,14 +32,27 @@ def test_a_number_moves_with_a_size_or_stays() -> None:
     recorded = problem(tensor(1024, 512), Whole(1024), Whole(1024 * 512), Whole(7))
     assert distance(recorded, problem(tensor(600, 512), Whole(600), Whole(600 * 512), Whole(7))) == 0
     assert distance(recorded, problem(tensor(600, 512), Whole(1024), Whole(600 * 512), Whole(7))) == 0
-    assert distance(recorded, problem(tensor(600, 512), Whole(601), Whole(600 * 512), Whole(7))) is None
     assert distance(recorded, problem(tensor(600, 512), Whole(600), Whole(600 * 512), Whole(8))) is None
 
 
 def test_a_number_may_be_the_next_power_of_two_of_a_size() -> None:
     recorded = problem(tensor(600), Whole(1024))
     assert distance(recorded, problem(tensor(1500), Whole(2048))) == 1
-    assert distance(recorded, problem(tensor(1500), Whole(1500))) is None
+
+
+def test_a_number_that_follows_no_size_is_a_size_from_16_on() -> None:
+    recorded = problem(tensor(8, 512), Whole(64), Whole(12))  # 64 rows of 8 batches, or a longest sequence
+    assert distance(recorded, problem(tensor(8, 512), Whole(40), Whole(12))) == 0
+    assert distance(recorded, problem(tensor(8, 512), Whole(100), Whole(12))) == 1
+    assert distance(recorded, problem(tensor(8, 1000), Whole(100), Whole(12))) == 2
+    assert distance(recorded, problem(tensor(8, 512), Whole(16), Whole(12))) is None
+    assert distance(recorded, problem(tensor(8, 512), Whole(16), Whole(12)), ANY) == 2
+
+
+@pytest.mark.parametrize(("old", "new"), [(16, 15), (8, 7), (1, 0), (16, -16), (-20, -20000), (0, 64)])
+def test_smaller_numbers_are_modes_and_must_be_equal(old: int, new: int) -> None:
+    assert distance(problem(tensor(100), Whole(old)), problem(tensor(100), Whole(new)), ANY) is None
+    assert distance(problem(tensor(100), Whole(new)), problem(tensor(100), Whole(old)), ANY) is None
 
 
 @pytest.mark.parametrize(
@@ -72,4 +85,8 @@ def test_empty_tensors_are_near_each_other_alone() -> None:
 
 
 def test_the_larger_of_two_has_more_elements() -> None:
-    assert larger(problem(tensor(4, 4), Items((tensor(3),)))) == 19
+    assert larger(problem(tensor(4, 4), Items((tensor(3),)))) == (19, 0)
+
+
+def test_the_larger_of_two_with_equal_tensors_has_the_larger_number() -> None:
+    assert larger(problem(tensor(4), Whole(128))) > larger(problem(tensor(4), Whole(64)))

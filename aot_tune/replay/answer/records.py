@@ -142,10 +142,10 @@ class KernelRecords:
         return best
 
 
-def _rank(answer: Found) -> tuple[int, int]:
+def _rank(answer: Found) -> tuple[int, ...]:
     """Return a sort key: the nearer first, then the larger. Ties keep the file's order."""
     assert answer.doublings is not None
-    return answer.doublings, -larger(answer.entry.problem)
+    return answer.doublings, *(-size for size in larger(answer.entry.problem))
 
 
 def folders_of(kernel: Any) -> tuple[Path, ...]:

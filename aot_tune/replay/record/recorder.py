@@ -28,7 +28,7 @@ from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.replay.answer.searches import SearchCall, answer, answer_of, why_not_searched
 from aot_tune.replay.document import MOST_LAUNCHED, dump
 from aot_tune.replay.files import read_recorded
-from aot_tune.replay.nearest import sizes_of
+from aot_tune.replay.nearest import LEAST_SIZE, sizes_of
 from aot_tune.replay.problem import Fixed, Problem
 from aot_tune.replay.record.ahead import Ahead, Tried
 from aot_tune.replay.record.journal import SearchJournal, accepts
@@ -428,8 +428,11 @@ class Recorder:
                 "and arguments; leave them out"
             ] = None
         others = self._problems.setdefault(f"{task.path} {space_hash(known.texts)}", [])
+        if not others:
+            remarks |= {_may_follow(name): None for name in equal_to_a_size(known.problem)}
         for other in others:
             for name in following(other.problem, known.problem):
+                remarks.pop(_may_follow(name), None)
                 remarks[
                     f"{name} is a Constant and follows a size: each size compiles and is a problem of its own"
                 ] = None
@@ -439,6 +442,17 @@ class Recorder:
                 "it will be replayed without cubins, since nothing else imports a main module: put the "
                 "kernel into a module"
             ] = None
+
+
+def equal_to_a_size(problem: Problem) -> list[str]:
+    """Return the compiled-in arguments that equal a size of a tensor, and may follow it."""
+    sizes = {str(size) for size in sizes_of(problem.arguments) if size >= LEAST_SIZE}
+    pairs = zip(problem.names, problem.arguments, strict=True)
+    return [name for name, argument in pairs if isinstance(argument, Fixed) and argument.text in sizes]
+
+
+def _may_follow(name: str) -> str:
+    return f"{name} is a Constant and equals a size: where it follows it, every other size is a miss"
 
 
 def following(earlier: Problem, later: Problem) -> list[str]:

@@ -20,7 +20,7 @@ from aot_tune.replay.document import parse
 from aot_tune.replay.problem import Whole
 from aot_tune.replay.record import recorder as recording
 from aot_tune.replay.record import turn as turns
-from aot_tune.replay.record.recorder import Recorder, Site, following
+from aot_tune.replay.record.recorder import Recorder, Site, equal_to_a_size, following
 from aot_tune.replay.table import RecordedTable, file_name
 from aot_tune.tables.table import SCHEMA
 from tests.support import tuned_once
@@ -441,6 +441,8 @@ def test_a_constant_that_follows_a_size_is_found() -> None:
     assert following(of(128, 128), of(256, 256)) == ["N"]
     assert following(of(128, 128), of(256, 128)) == []
     assert following(of(128, 1), of(256, 2)) == []
+    assert equal_to_a_size(of(128, 128)) == ["N"]
+    assert equal_to_a_size(of(8, 8)) == equal_to_a_size(of(128, 127)) == []
 
 
 def test_a_search_waits_for_that_of_another_process(
