@@ -65,10 +65,10 @@ def distance(recorded: Problem, asked: Problem, most: float = NEAR) -> int | Non
         for old_value, new_value in {*moved} - followed:
             if min(old_value, new_value) < LEAST_SIZE:
                 return None
-            between = nearest.distance([edge(old_value)], [edge(new_value)], most)
-            if between is None:
+            apart = nearest.distance([edge(old_value)], [edge(new_value)], most)
+            if apart is None:
                 return None
-            doublings += round(between)
+            doublings += round(apart)
     return doublings
 
 

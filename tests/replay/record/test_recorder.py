@@ -23,7 +23,7 @@ from aot_tune.replay.record import turn as turns
 from aot_tune.replay.record.recorder import Recorder, Site, equal_to_a_size, following
 from aot_tune.replay.table import RecordedTable, file_name
 from aot_tune.tables.table import SCHEMA
-from tests.support import tuned_once
+from tests.support import served_library, tuned_once
 from tests.support.driver import Driver, FakeTensor
 from tests.support.tuned_once import SPACE, scale_kernel, tuned
 
@@ -443,6 +443,18 @@ def test_a_constant_that_follows_a_size_is_found() -> None:
     assert following(of(128, 1), of(256, 2)) == []
     assert equal_to_a_size(of(128, 128)) == ["N"]
     assert equal_to_a_size(of(8, 8)) == equal_to_a_size(of(128, 127)) == []
+
+
+def test_numbers_that_no_tensor_s_size_explains_are_sizes(recorder: Recorder, replayed: list[int]) -> None:
+    served_library.tuned(*tensors(64 * 200), batch=64, longest=150)
+    replay()
+    replayed.clear()
+    served_library.tuned(*tensors(64 * 180), batch=64, longest=130)  # other rows of a batch, another longest
+    served_library.tuned(*tensors(64 * 200), batch=64, longest=128)
+    assert replayed == []
+    served_library.tuned(*tensors(64 * 200), batch=64, longest=12)
+    served_library.tuned(*tensors(64 * 200), batch=64, longest=150, limit=4097)
+    assert replayed == [2, 2]
 
 
 def test_a_search_waits_for_that_of_another_process(
