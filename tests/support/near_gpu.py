@@ -104,10 +104,8 @@ class NearGpu(RightBackend):
 class _Near:
     """The part of `aot_tune.tuner.process.worker.Worker` that a supervisor needs, in this process."""
 
-    def __init__(self, target: str, **options: Any) -> None:
+    def __init__(self, target: str, init: Mapping[str, Any], **options: Any) -> None:
         self._heard: Callable[[object], None] = lambda message: None
-
-    def begin(self, init: Mapping[str, Any]) -> None:
         self._runner = TrialRunner(lambda message: self._heard(message), **init)
 
     def wait_ready(self, seconds: float) -> None:
