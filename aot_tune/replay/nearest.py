@@ -72,6 +72,24 @@ def distance(recorded: Problem, asked: Problem, most: float = NEAR) -> int | Non
     return doublings
 
 
+def apart(recorded: Problem, asked: Problem, most: float = NEAR) -> list[int]:
+    """Return the positions of the arguments that keep two problems of one kernel from being near.
+
+    Args:
+        recorded: A problem whose answer is known.
+        asked: Another problem of the same kernel and search space.
+        most: The most doublings between two buckets of one axis.
+    """
+
+    def near(places: Sequence[int]) -> bool:
+        old, new = (p._replace(arguments=tuple(p.arguments[at] for at in places)) for p in (recorded, asked))
+        return distance(old, new, most) is not None
+
+    places = range(len(asked.arguments))
+    alone = [at for at in places if near([at])]
+    return [at for at in places if at not in alone and not near([*alone, at])]  # a number may follow others
+
+
 def larger(recorded: Problem) -> tuple[int, int]:
     """Return a sort key: the elements of all tensors, then the sum of the numbers.
 

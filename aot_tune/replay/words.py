@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from aot_tune.replay.problem import CONTIGUOUS, Argument, Array, Fixed, Items, Problem, Real, Whole
 from aot_tune.replay.table import RecordedEntry
 from aot_tune.values.text import shortened
@@ -15,6 +17,19 @@ def problem_in_words(problem: Problem) -> str:
     pairs = zip(problem.names, problem.arguments, strict=True)
     texts = [(name, _argument(argument)) for name, argument in pairs]
     return " ".join(f"{name}={shortened(text, _LONGEST)}" for name, text in texts if text)
+
+
+def difference_in_words(recorded: Problem, asked: Problem, places: Sequence[int]) -> str:
+    """Return ``N=64 is N=65 here, and compiled in``: the arguments at some places of two problems."""
+    parts = []
+    for at in places:
+        name, old, new = asked.names[at], recorded.arguments[at], asked.arguments[at]
+        texts = (f"{name}={shortened(_argument(argument), _LONGEST)}" for argument in (old, new))
+        compiled_in = isinstance(new, Fixed) and new.text.removeprefix("-").isdecimal()
+        parts.append(" is ".join(texts) + " here" + (", and compiled in" if compiled_in else ""))
+    if recorded.sm_count != asked.sm_count:
+        parts.append(f"its GPU had {recorded.sm_count} multiprocessors, this one {asked.sm_count}")
+    return "; ".join(parts)
 
 
 def config_in_words(entry: RecordedEntry) -> str:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from aot_tune.replay.nearest import ANY, distance, larger
+from aot_tune.replay.nearest import ANY, apart, distance, larger
 from aot_tune.replay.problem import Argument, Array, Fixed, Items, Problem, Real, Whole
 
 
@@ -70,6 +70,15 @@ def test_smaller_numbers_are_modes_and_must_be_equal(old: int, new: int) -> None
 )
 def test_all_else_must_be_equal(asked: Problem) -> None:
     assert distance(problem(tensor(64), Fixed("64"), Real()), asked, ANY) is None
+
+
+def test_the_arguments_that_keep_two_problems_apart_are_found() -> None:
+    recorded = problem(tensor(1024), Whole(1024), Whole(7), Fixed("64"))
+    assert apart(recorded, problem(tensor(600), Whole(600), Whole(7), Fixed("64"))) == []
+    assert apart(recorded, problem(tensor(600), Whole(600), Whole(8), Fixed("65"))) == [2, 3]
+    assert apart(recorded, problem(tensor(100), Whole(600), Whole(7), Fixed("64"))) == [0]
+    assert apart(problem(tensor(8), Whole(8)), problem(tensor(4), Whole(4))) == []
+    assert apart(problem(tensor(8), Whole(8)), problem(tensor(4), Whole(5))) == [1]
 
 
 def test_lists_are_compared_item_by_item() -> None:

@@ -23,10 +23,11 @@ from aot_tune.nvidia import cutile
 from aot_tune.replay.answer.places import further_folders
 from aot_tune.replay.files import read_recorded
 from aot_tune.replay.fit import hash_now, misfit
-from aot_tune.replay.nearest import distance, larger
+from aot_tune.replay.nearest import apart, distance, larger
 from aot_tune.replay.problem import Problem, parameters_of, read_problem
 from aot_tune.replay.spelling import spelled, text_of
 from aot_tune.replay.table import RecordedEntry, RecordedTable, file_name
+from aot_tune.replay.words import difference_in_words, problem_in_words
 from aot_tune.tables.store import folder_of_package
 from aot_tune.values.arch import Arch
 from aot_tune.values.text import error_in_words
@@ -140,6 +141,25 @@ class KernelRecords:
                 if best is None or _rank(answer) < _rank(best):
                     best = answer
         return best
+
+    def why_not(self, space: str, args: Sequence[Any], sm_count: int, *, most: float) -> str:
+        """Return in words how a search without an answer differs from the nearest recorded one.
+
+        Args:
+            space: The hash of the present search space.
+            args: As for `find`.
+            sm_count: The GPU's multiprocessors.
+            most: Most doublings between a dimension and the recorded one.
+        """
+        best: tuple[tuple[int, int], str] | None = None
+        for problem in (entry.problem for table in self.tables for entry in table.by_space.get(space, ())):
+            asked = read_problem(self._parameters, args, problem.varying, sm_count)
+            places = apart(problem, asked, most)
+            rank = len(places), sum(a != b for a, b in zip(problem.arguments, asked.arguments, strict=True))
+            if best is None or rank < best[0]:
+                difference = difference_in_words(problem, asked, places)
+                best = rank, f"nearest recorded: {problem_in_words(problem)}; {difference}"
+        return "this search space was not recorded" if best is None else best[1]
 
 
 def _rank(answer: Found) -> tuple[int, ...]:

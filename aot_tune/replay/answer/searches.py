@@ -44,6 +44,7 @@ from aot_tune.serve.missed import note
 from aot_tune.serve.rank import is_primed, rank_in_words
 from aot_tune.serve.runtime import runtime
 from aot_tune.values.arch import Arch
+from aot_tune.values.text import error_in_words
 from aot_tune.warn import warn
 
 
@@ -139,18 +140,26 @@ def answer(call: SearchCall) -> Any:
     restricted = why_not_searched() is not None
     if not _is_sequence(call.space) or not len(call.space):
         return call.search()  # raises as the caller expects
-    recorded, why = _look_up(call, ANY if mode == "nearest" or (restricted and mode == "search") else NEAR)
-    if recorded is not None:
-        return answer_of(call.space[recorded.place], recorded.entry)
+    found = _look_up(call, ANY if mode == "nearest" or (restricted and mode == "search") else NEAR)
+    if isinstance(found, Found):
+        return answer_of(call.space[found.place], found.entry)
     name = call.kernel_name() or "a kernel"
     if environment.missed_file() is not None:
         _note(call, name)
-    what = f"no recorded search of {name} answers this call ({why})"
+    what = f"no recorded search of {name} answers this call"
     if mode == "error":
-        raise MissError(f"{what}, and {environment.ON_MISS}=error: record it with aot-tune record")
-    if mode == "search" and not restricted:
+        raise MissError(
+            f"{what} ({found.why()}), and {environment.ON_MISS}=error: record it with aot-tune record"
+        )
+    searched = mode == "search" and not restricted
+    if found.tabled or not searched:
+        count = len(call.space)
+        taken = (
+            f"its {count} configs are searched" if searched else f"the first of its {count} configs is taken"
+        )
+        _warn_of_miss(name, lambda: f"{what} ({found.why()}); {taken}")
+    if searched:
         return call.search()
-    _warn_of_miss(name, f"{what}; the first of its {len(call.space)} configs is taken")
     return _result(call.space[0], math.inf, math.inf, 0)
 
 
@@ -167,24 +176,36 @@ def _result(config: Any, mean_us: float, error_margin_us: float, num_samples: in
     return cutile.result_of(best, (best,))
 
 
-def _look_up(call: SearchCall, most: float) -> tuple[Found | None, str]:
-    """Return the recorded answer; where there is none, the reason."""
+@dataclass(frozen=True, kw_only=True)
+class _Miss:
+    """No recorded answer to a search."""
+
+    why: Callable[[], str]
+    """Returns the reason in words."""
+
+    tabled: bool = False
+    """Whether other searches of the kernel were recorded."""
+
+
+def _look_up(call: SearchCall, most: float) -> Found | _Miss:
+    """Return the recorded answer, or why there is none."""
     here = runtime()
+    tabled = False
     try:
-        texts = texts_of(call.space)
         device = here.device(here.current_device())
         records = records_of(call.kernel_of(call.space[0]), device.arch)
         if not records.tables:
-            return None, f"nothing was recorded for it on {device.arch}"
-        args = call.args_fn(call.space[0])
-        recorded = records.find(texts, space_hash(texts), args, device.sm_count, most=most)
-    except NotRecordableError as error:
-        return None, str(error)
+            return _Miss(why=lambda: f"nothing was recorded for it on {device.arch}")
+        tabled = True
+        texts = texts_of(call.space)
+        space, args = space_hash(texts), call.args_fn(call.space[0])
+        recorded = records.find(texts, space, args, device.sm_count, most=most)
     except Exception as error:  # the library's own function failed: cuTile's search meets that too
-        return None, f"{type(error).__name__}: {error}"
+        reason = error_in_words(error)
+        return _Miss(why=lambda: reason, tabled=tabled)
     if recorded is None:
-        return None, "this problem or this search space was not recorded"
-    return recorded, ""
+        return _Miss(why=lambda: records.why_not(space, args, device.sm_count, most=most), tabled=True)
+    return recorded
 
 
 def _note(call: SearchCall, name: str) -> None:
@@ -231,10 +252,10 @@ def _is_sequence(space: object) -> bool:
     return hasattr(space, "__len__") and hasattr(space, "__getitem__")
 
 
-def _warn_of_miss(name: str, message: str) -> None:
+def _warn_of_miss(name: str, message: Callable[[], str]) -> None:
     """Warn of a kernel's first miss, then of the tenth, the hundredth and so on."""
     count = _misses[name] = _misses.get(name, 0) + 1
     if count == 1:
-        warn(message, MissWarning)
+        warn(message(), MissWarning)
     elif math.log10(count).is_integer():
         warn(f"{count} searches of {name} were not recorded", MissWarning)

@@ -135,7 +135,8 @@ def test_a_near_problem_is_answered_and_a_far_one_is_searched(
     assert tuned(*tensors(1500)).best.config is SPACE[7]
     assert tuned(*tensors(5000)).best.config is SPACE[8]
     assert asked == []
-    far = tuned(*tensors(100))
+    with pytest.warns(MissWarning):
+        far = tuned(*tensors(100))
     assert (asked, far.best.config.TILE) == ([9], 32)
     assert len(far.successes) == 9
 
@@ -152,10 +153,11 @@ def test_the_first_of_several_winners_counts(put: Callable[..., Path]) -> None:
 
 def test_a_changed_space_dtype_or_number_is_a_miss(put: Callable[..., Path], asked: list[int]) -> None:
     put(recorded(1024, SPACE[7]))
-    tuned(*tensors(1024), space=SPACE[:8])
+    with pytest.warns(MissWarning, match="this search space was not recorded") as warned:
+        tuned(*tensors(1024), space=SPACE[:8])
     tuned(*tensors(1024, torch.bfloat16))
     tuned(*tensors(1024), space=[*SPACE, SimpleNamespace(TILE=128, occupancy=1)])
-    assert asked == [8, 9, 10]
+    assert (len(warned), asked) == (1, [8, 9, 10])
     tuned(*tensors(1024), factor=3.0)
     assert asked == [8, 9, 10]
 
@@ -184,6 +186,21 @@ def test_a_damaged_table_is_left_out_with_one_warning(put: Callable[..., Path], 
     with pytest.warns(TableWarning, match="not JSON: .*; it is left out: restore"):
         tuned(*tensors(1024))
     assert asked == [9]
+
+
+def test_a_miss_names_the_nearest_recorded_problem_and_what_differs(
+    put: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(recorded(8192, SPACE[7]), recorded(1024, SPACE[7]))
+    monkeypatch.setattr(searches.SearchCall, "search", lambda call: None)
+    with pytest.warns(MissWarning) as warned:
+        tuned(*tensors(1000, torch.bfloat16))
+    tuned(*tensors(100))
+    assert [str(one.message) for one in warned] == [
+        "no recorded search of tests.support.tuned_once.scale_kernel answers this call (nearest recorded: "
+        "x=float16[1024] out=float16[1024] n=1024 factor=float; x=float16[1024] is x=bfloat16[1000] here; "
+        "out=float16[1024] is out=bfloat16[1000] here); its 9 configs are searched"
+    ]
 
 
 def restrict_by_rank(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
@@ -274,7 +291,8 @@ class Opaque:
 def test_what_cannot_be_told_is_searched_as_if_nothing_stood_between(
     put: Callable[..., Path], asked: list[int]
 ) -> None:
-    assert unspelled(put).best.config.TILE == 16
+    with pytest.warns(MissWarning, match="config 0 of 1: a .*Opaque cannot be spelled"):
+        assert unspelled(put).best.config.TILE == 16
     with pytest.raises(ValueError, match=r"^Search space is empty\.$"):
         tuned(*tensors(1024), space=[])
     with pytest.raises(TypeError, match=r"^exhaustive_search\(\) missing 4 required positional"):

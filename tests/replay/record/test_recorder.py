@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from aot_tune import environment
-from aot_tune.errors import CutileError, StoreError
+from aot_tune.errors import CutileError, MissWarning, StoreError
 from aot_tune.nvidia import cutile
 from aot_tune.replay.answer import places, searches
 from aot_tune.replay.answer.install import install, uninstall
@@ -452,7 +452,8 @@ def test_numbers_that_no_tensor_s_size_explains_are_sizes(recorder: Recorder, re
     served_library.tuned(*tensors(64 * 180), batch=64, longest=130)  # other rows of a batch, another longest
     served_library.tuned(*tensors(64 * 200), batch=64, longest=128)
     assert replayed == []
-    served_library.tuned(*tensors(64 * 200), batch=64, longest=12)
+    with pytest.warns(MissWarning, match=r"; longest=150 is longest=12 here\); its 2 configs"):
+        served_library.tuned(*tensors(64 * 200), batch=64, longest=12)
     served_library.tuned(*tensors(64 * 200), batch=64, longest=150, limit=4097)
     assert replayed == [2, 2]
 
