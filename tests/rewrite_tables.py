@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from aot_tune.choose.left_out import fitted_slopes
 from aot_tune.declare.discovery import OWN_KERNELS, find_tunables
 from aot_tune.declare.fingerprint.hashing import check_hash
 from aot_tune.tables import files, writer
@@ -19,9 +20,19 @@ SHIPPED = Path(__file__).parents[1] / "tuned_configs"
 
 
 def renamed(document: Json) -> Json:
-    """The table with the present keys, made from the former ones: the declaration's check has not changed."""
+    """The table with the present keys, made from the former ones.
+
+    The declaration's check has not changed, and slopes are fitted to the points.
+    """
     tunable = find_tunables([OWN_KERNELS])[document["kernel"]].tunable
-    return {"check_hash": check_hash(tunable)} | document
+    known = {"check_hash": check_hash(tunable)} | document
+    table = TABLE.read(TABLE.known(known, set()) | {"schema": SCHEMA})
+    slopes = table.slopes or fitted_slopes(tunable, table)
+    return (
+        known
+        if slopes is None
+        else known | {"slopes": {name: [*own] for name, own in slopes._asdict().items()}}
+    )
 
 
 def rewritten(data: bytes) -> bytes:

@@ -53,9 +53,6 @@ SM90 = Arch.parse("sm90")
 _CHECKOUT = Path(__file__).parents[2]
 """Folder of the top README."""
 
-_IN_DETAIL = ("matmul", "linear")
-"""Kernels with rows of their own in the block left-out."""
-
 _GOOD = 0.8
 """Target efficiency of a sweep on several GPUs, part of the ideal."""
 
@@ -618,15 +615,21 @@ def _us(figures: Mapping[str, Any], name: str) -> str:
 
 
 def _left_out(_: Path) -> Iterator[str]:
-    """Yield the regret of the rule between measured sizes, with sizes left out."""
-    heads = ["left out", "sizes", "geometric mean", "95th percentile", "worst", "slower than the default"]
-    rows = [
-        [f"{way}, `{name}`" if name != "all" else way, str(total.sizes)]
-        + [f"{figure:.1f} %" for figure in (total.mean, total.high, total.worst, total.lost)]
-        for name, way, total in left_out.summaries(shipped(), SM90)
-        if name in ("all", *_IN_DETAIL)
-    ]
-    yield from _table(heads, rows)
+    """Yield the regret of the rule between measured sizes with sizes left out, and what each part gives."""
+    heads = ["sizes", "geometric mean", "95th percentile", "worst", "slower than the default"]
+
+    def row(title: str, total: left_out.Summary) -> list[str]:
+        figures = (total.mean, total.high, total.worst, total.lost)
+        return [title, str(total.sizes), *(f"{figure:.1f} %" for figure in figures)]
+
+    every = [*left_out.parts(list(shipped()), SM90)]
+    kernels = [(name, way, total) for name, way, total in left_out.by_kernel(every[0][1]) if name != "all"]
+    yield from _table(["left out", *heads], [row(f"{way}, `{name}`", total) for name, way, total in kernels])
+    yield ""
+    parts = left_out.ablated(every)
+    yield from _table(
+        ["rule, left out", *heads], [row(f"{title}, {way}", total) for title, way, total in parts]
+    )
 
 
 def _every_batch(_: Path) -> Iterator[str]:

@@ -7,8 +7,8 @@ from dataclasses import dataclass
 from itertools import compress
 from pathlib import Path
 
-from aot_tune.choose.nearest import Places, Sizes, distance, nearest
-from aot_tune.choose.points import MOST_BESIDE, BucketRule, DefaultAt, Tiles, rule_of
+from aot_tune.choose.nearest import Places, Sizes, nearest
+from aot_tune.choose.points import DefaultAt, Estimator, Tiles
 from aot_tune.tables.table import Entry, Table
 from aot_tune.values.bucket import Axes, Classes, Pow2, classes_of, edge
 from aot_tune.values.problem import Problem
@@ -46,10 +46,8 @@ class Index:
         self._own: dict[Problem, Match] = {}
         self._groups: dict[Classes, dict[Sizes, list[Match]]] = {}
         self._groups_of: dict[Classes, list[Places[Match]]] = {}
-        self._at_edges: dict[tuple[Classes, Sizes], list[Match]] = {}
         self._candidates: dict[tuple[Classes, Sizes, float], Places[Match]] = {}
-        self._rules: dict[int, BucketRule] = {}
-        self._beside: dict[int, tuple[BucketRule, ...]] = {}
+        self._estimators: dict[Path, Estimator] = {}
         self._last: tuple[Problem | None, Problem] = (None, Problem({}))
         self._last_key: tuple[Problem | None, Classes, Sizes, Sizes] = (None, frozenset(), (), ())
         for path, table in self.tables.items():
@@ -60,10 +58,9 @@ class Index:
     def _add(self, match: Match) -> None:
         bucket = match.entry.bucket
         self._own[bucket] = match
-        classes, sizes, edges = self._key_of(bucket)
+        classes, sizes = classes_of(self._axes, bucket), self._sizes_of(bucket)
         exact = tuple(compress(sizes, self._is_exact))
         self._groups.setdefault(classes, {}).setdefault(exact, []).append(match)
-        self._at_edges.setdefault((classes, edges), []).append(match)
 
     def own(self, problem: Problem) -> Match | None:
         """Return the entry of the problem's own bucket."""
@@ -114,35 +111,17 @@ class Index:
                 candidates.append((self._sizes_of(closest.entry.bucket), closest))
         return Places(candidates)
 
-    def beside(self, match: Match, default_at: DefaultAt) -> tuple[BucketRule, ...]:
-        """Return the rules of up to `MOST_BESIDE` neighbouring buckets, nearest first; found once.
-
-        They are of the same table, classes and edges, with other sizes on the Exact axes.
-        """
-        beside = self._beside.get(id(match.entry))
-        if beside is None:
-            classes, sizes, edges = self._key_of(match.entry.bucket)
-            others = [
-                (distance(sizes, self._sizes_of(other.entry.bucket)) or 0.0, place, other)
-                for place, other in enumerate(self._at_edges[classes, edges])
-                if other.path == match.path and other is not match
-            ]
-            beside = tuple(self.rule(other, default_at) for _, _, other in sorted(others)[:MOST_BESIDE])
-            self._beside[id(match.entry)] = beside
-        return beside
-
-    def rule(self, match: Match, default_at: DefaultAt) -> BucketRule:
-        """Return the rule near this entry's bucket; made once.
+    def estimator(self, match: Match, default_at: DefaultAt) -> Estimator:
+        """Return the estimator of an entry's table; made once.
 
         Args:
             match: The entry.
             default_at: The declaration's default for a problem, which is the same at each call.
         """
-        rule = self._rules.get(id(match.entry))
-        if rule is None:
-            rule = rule_of(match.entry, match.table, self._tiles, default_at)
-            self._rules[id(match.entry)] = rule
-        return rule
+        estimator = self._estimators.get(match.path)
+        if estimator is None:
+            estimator = self._estimators[match.path] = Estimator(match.table, self._tiles, default_at)
+        return estimator
 
     def _sizes_of(self, bucket: Problem) -> Sizes:
         return tuple([bucket.size(name) for name in self._axes])

@@ -1,208 +1,388 @@
-"""Judge the rule between measured sizes on a table's points, each left out in turn. Uses no file or GPU.
+"""Fit the slopes of the rule between measured sizes to a table's points, and judge it by them. Pure.
 
-`near_exponent` chooses by the result how a table's times carry over to sizes near its buckets.
+Each point is estimated from others, as if it had not been measured: inside from those of its bucket, outside
+from the nearest buckets of other sizes on the Exact axes. What the mean of their slowdowns leaves of its own
+slowdowns is fitted by the differences of counts (`aot_tune.choose.points`).
 """
 
 from __future__ import annotations
 
-import dataclasses
-import itertools
 import math
 import zlib
-from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
-from typing import NamedTuple
+from operator import add, mul, sub
+from typing import Literal, NamedTuple
 
-from aot_tune.choose.index import Index
-from aot_tune.choose.nearest import NEAR_DOUBLINGS
-from aot_tune.choose.points import BucketRule, pick, rule_of
+from aot_tune.choose.nearest import NEAR_DOUBLINGS, distance
+from aot_tune.choose.points import COMMON, RULE, Estimator, Exact, Points, Rule, Source
 from aot_tune.declare.declaration import Declaration
-from aot_tune.tables.states import in_worst_state
-from aot_tune.tables.table import NEAR_EXPONENTS, BySize, Entry, Point, Table, size_of
-from aot_tune.values.bucket import Pow2
-from aot_tune.values.config import Config
+from aot_tune.tables.table import Entry, Slopes, Table
+from aot_tune.values.bucket import classes_of
+from aot_tune.values.lazy import lazy
 from aot_tune.values.problem import Problem
+
+Way = Literal["inside", "near", "far"]
+"""Ways to leave out: a point of its bucket; all buckets with its sizes on the Exact axes, where other buckets
+of its classes are within a doubling on each axis (near) or farther away (far)."""
 
 
 class Left(NamedTuple):
     """Regrets at a size, t / t_best - 1; the best is the fastest of portfolio and default at the size."""
 
     chosen: float
-    """Regret of the rule's choice."""
+    """Regret of the choice."""
 
     default: float
     """Regret of the default."""
 
 
-def inside(tunable: Declaration, table: Table) -> Iterator[Left]:
-    """Leave out each point that is no edge, and choose from the other points of its bucket."""
-    default_at = partial(tunable.default_config, table.arch)
-    for entry, point in _points(table):
-        problem = _at(entry, point)
-        others = tuple(other for other in entry.points if other is not point)
-        times = _times(tunable, table, entry, point)
-        if not others or point is entry.points[-1] or default_at(problem) not in times:
-            continue
-        rest = dataclasses.replace(entry, points=others)
-        rule = rule_of(rest, table, tunable.tiles, default_at)
-        chosen = pick(rest, rule, default_at(problem), problem, times.__contains__)
-        yield _left(times, chosen.config if chosen else None, default_at(problem))
+class Row(NamedTuple):
+    """One config at a point that is left out."""
+
+    place: int
+    """Column of the config."""
+
+    slowdown: float
+    """Its own log slowdown."""
+
+    near: float
+    """Its mean log slowdown at the other points."""
+
+    unseen: float
+    """Part of their weight at which it has no time."""
+
+    changes: tuple[float, ...]
+    """Differences of its counts, in the order of the slopes."""
 
 
-Exact = tuple[int, ...]
-"""Sizes of a problem on the Exact axes."""
+@dataclass(frozen=True, kw_only=True)
+class Case:
+    """Point that is left out, as others estimate it."""
+
+    source: Source
+    """The point."""
+
+    nearest: Entry
+    """Entry of the nearest bucket, or of its own."""
+
+    way: Way | None
+    """What is left out; None where no bucket of the same classes remains."""
+
+    slowdowns: Mapping[int, float]
+    """Log slowdowns of the configs that may run, by column."""
+
+    default: int
+    """Column of the default."""
+
+    rows: Sequence[Row]
+    """Configs that can be estimated."""
+
+    scale: float
+    """Factor by which their estimates shrink."""
+
+    def left(self, slopes: Slopes, rule: Rule = RULE) -> Left:
+        """Return the regrets of the rule's choice and of the default."""
+        own = slopes.inside if self.way == "inside" else slopes.outside
+        estimates = {
+            row.place: row.near + rule.unseen * row.unseen + sum(map(mul, own, row.changes))
+            for row in self.rows
+        }
+        chosen = min(estimates, key=lambda place: (estimates[place], place), default=self.default)
+        if self.way != "inside" and self.default in estimates:
+            behind = self.scale * (estimates[self.default] - estimates[chosen])
+            chosen = self.default if behind <= math.log1p(rule.overlap) else chosen
+        return self.regrets(chosen)
+
+    def regrets(self, chosen: int) -> Left:
+        """Return the regrets of a config, or of the default where it has no time, and of the default."""
+        least, default = min(self.slowdowns.values()), self.slowdowns[self.default]
+        return Left(math.expm1(self.slowdowns.get(chosen, default) - least), math.expm1(default - least))
+
+    @lazy
+    def equations(self) -> list[float]:
+        """Sums of products, row by row: of changes with each other, and with what the mean leaves.
+
+        A config weighs as much as it is fast, since only good ones matter. Both sides are centred, because
+        slowdowns are relative.
+        """
+        sums = [0.0] * (_SLOPES * (_SLOPES + 1))
+        if len(self.rows) < 2:
+            return sums
+        values = [(*row.changes, row.slowdown - row.near) for row in self.rows]
+        weights = [math.exp(-row.slowdown) for row in self.rows]
+        means = [sum(map(mul, weights, column)) / sum(weights) for column in zip(*values, strict=True)]
+        for weight, row in zip(weights, values, strict=True):
+            *changes, left = centred = [*map(sub, row, means)]
+            if abs(left) < _MOST_LEFT:
+                sums = [*map(add, sums, [weight * x * y for x in changes for y in centred])]
+        return sums
 
 
-def across(
-    tunable: Declaration, table: Table, *, near: bool, shapes: Collection[Exact] | None = None
-) -> Iterator[Left]:
-    """Leave out all entries with equal sizes on the Exact axes, and choose from the nearest buckets.
-
-    Args:
-        tunable: The declaration.
-        table: Its table.
-        near: Whether to yield the sizes whose nearest bucket is within one doubling, or all farther sizes.
-        shapes: The sizes on the Exact axes to leave out, each in turn; None for all in the table.
-    """
-    return (left for _, [left] in _across(tunable, [table], near=near, shapes=shapes))
-
-
-def _across(
-    tunable: Declaration, tables: Sequence[Table], *, near: bool, shapes: Collection[Exact] | None = None
-) -> Iterator[tuple[Entry, list[Left]]]:
-    """Yield as `across`, with the entry of the nearest bucket and the regrets by each of several tables.
-
-    The tables differ in `Table.near_exponent` alone, so their entries are indexed once.
-    """
-    table = tables[0]
-    default_at = partial(tunable.default_config, table.arch)
-    indexes: dict[Exact, Index] = {}
-    rules: dict[int, list[BucketRule]] = {}
-    for entry, point in _points(table):
-        shape = _exact(table, entry)
-        if shapes is not None and shape not in shapes:
-            continue
-        problem, times = _at(entry, point), _times(tunable, table, entry, point)
-        default = default_at(problem)
-        if default not in times:
-            continue
-        index = indexes.get(shape)
-        if index is None:
-            index = indexes[shape] = _without(tunable, table, shape)
-        match = index.nearest(problem, NEAR_DOUBLINGS)
-        if (match is not None) != near:
-            continue
-        match = match or index.nearest(problem, math.inf)
-        if match is None:
-            continue
-        key = id(match.entry)
-        if key not in rules:
-            rules[key] = [rule_of(match.entry, other, tunable.tiles, default_at) for other in tables]
-        lefts = []
-        for rule in rules[key]:
-            chosen = pick(
-                match.entry,
-                rule,
-                default,
-                problem,
-                times.__contains__,
-                where="near" if near else "far",
-                # Their points count, not their exponents.
-                beside=index.beside(match, default_at),
-            )
-            lefts.append(_left(times, chosen.config if chosen else None, default))
-        yield match.entry, lefts
-
-
-def near_exponent(
-    tunable: Declaration, table: Table, present: float | BySize | None = None
-) -> float | BySize | None:
-    """Choose the `Table.near_exponent` with the least regret of the rule near the table's buckets.
-
-    The present one stays unless the regret of another is clearly less in the geometric mean (`_CLEARLY`), so
-    that noise changes nothing. Two exponents must be clearly better than each alone.
+class LeaveOut:
+    """Cases of a table's points, each left out in turn.
 
     Args:
         tunable: The declaration.
         table: Its table.
-        present: The exponent of the table that this one replaces.
+        rule: The rule.
+        shapes: The sizes on the Exact axes to leave out; None for all in the table.
     """
-    if tunable.tiles is None:
+
+    def __init__(
+        self,
+        tunable: Declaration,
+        table: Table,
+        rule: Rule = RULE,
+        shapes: Collection[Exact] | None = None,
+    ) -> None:
+        self.tunable, self.table, self.rule, self.shapes = tunable, table, rule, shapes
+        self.estimator = Estimator(table, tunable.tiles, partial(tunable.default_config, table.arch), rule)
+        self._cases: dict[tuple[int, ...], Case] = {}
+        self._sums: dict[tuple[int, int], _Sums] = {}
+        self._near: dict[tuple[Problem, Exact | None], Sequence[Entry]] = {}
+        self._ways: dict[Problem, Way | None] = {}
+        self._legal: dict[int, tuple[Mapping[int, float], int]] = {}
+
+    def exact(self, case: Case) -> Exact:
+        """Return a case's sizes on the Exact axes."""
+        return self.estimator.exact(case.source.problem)
+
+    def inside(self) -> list[Case]:
+        """Return each point as the others of its bucket estimate it."""
+        cases = []
+        for source in self._sources():
+            others = [other for other in self.estimator.sources(source.entry) if other is not source]
+            if others:
+                sums = _sums(source, self.estimator.points_inside(others))
+                cases.append(self._case(source, source.entry, "inside", [sums]))
+        return cases
+
+    def outside(self, without: Exact | None = None) -> list[Case]:
+        """Return each point as the nearest buckets of other sizes on the Exact axes estimate it.
+
+        Args:
+            without: Sizes on the Exact axes that are neither left out nor estimated from.
+        """
+        cases = []
+        for source in self._sources():
+            bucket, shape = source.entry.bucket, self.estimator.exact(source.problem)
+            near = () if shape == without else self._nearest(bucket, shape, without)
+            if not near:
+                continue
+            key = (id(source), *map(id, near))
+            if key not in self._cases:
+                sums = [self._sums_of(source, entry) for entry in near]
+                self._cases[key] = self._case(source, near[0], self._way(bucket, shape), sums)
+            cases.append(self._cases[key])
+        return cases
+
+    def equations(self, without: Exact | None = None) -> tuple[Equations, Equations]:
+        """Return what fits the slopes inside and outside, without some sizes on the Exact axes."""
+        inside = [case for case in self.inside() if self.exact(case) != without]
+        return _equations(inside), _equations(self.outside(without))
+
+    def _sources(self) -> Iterator[Source]:
+        for entry in self.table.entries:
+            if self.shapes is None or self.estimator.exact(entry.bucket) in self.shapes:
+                yield from self.estimator.sources(entry)
+
+    def _sums_of(self, source: Source, entry: Entry) -> _Sums:
+        key = (id(source), id(entry))
+        if key not in self._sums:
+            self._sums[key] = _sums(source, self.estimator.points_of(source.entry.bucket, [entry]))
+        return self._sums[key]
+
+    def _nearest(self, bucket: Problem, shape: Exact, without: Exact | None) -> Sequence[Entry]:
+        key = (bucket, without)
+        if key not in self._near:
+            hidden = {shape} if without is None else {shape, without}
+            self._near[key] = self.estimator.nearest(bucket, hidden)
+        return self._near[key]
+
+    def _way(self, bucket: Problem, shape: Exact) -> Way | None:
+        """Return whether a bucket of the same classes and other sizes on the Exact axes is near, or far."""
+        if bucket not in self._ways:
+            self._ways[bucket] = self._new_way(bucket, shape)
+        return self._ways[bucket]
+
+    def _new_way(self, bucket: Problem, shape: Exact) -> Way | None:
+        axes = self.table.axes
+        others = [
+            [entry.bucket.size(name) for name in axes]
+            for entry in self.table.entries
+            if self.estimator.exact(entry.bucket) != shape
+            and classes_of(axes, entry.bucket) == classes_of(axes, bucket)
+        ]
+        wanted = [bucket.size(name) for name in axes]
+        is_near = any(distance(wanted, other, NEAR_DOUBLINGS) is not None for other in others)
+        return "near" if is_near else "far" if others else None
+
+    def _case(self, source: Source, nearest: Entry, way: Way | None, sums: Sequence[_Sums]) -> Case:
+        if id(source) not in self._legal:
+            self._legal[id(source)] = self._legal_at(source)
+        slowdowns, default = self._legal[id(source)]
+        total, rows = sum(each.weight for each in sums), []
+        for place, slowdown in slowdowns.items():
+            known = [column for each in sums if (column := each.columns[place]) is not None]
+            if known:
+                rows.append(_row(source, place, slowdown, [*map(sum, zip(*known, strict=True))], total))
+        return Case(
+            source=source,
+            nearest=nearest,
+            way=way,
+            slowdowns=slowdowns,
+            default=default,
+            rows=rows,
+            scale=1.0 if way == "inside" else total / (total + self.rule.far),
+        )
+
+    def _legal_at(self, source: Source) -> tuple[Mapping[int, float], int]:
+        """Return the log slowdowns of the configs that may run at a point, and the default's column."""
+        configs = (*self.table.portfolio, self.estimator.default_at(source.problem))
+        slowdowns = {
+            configs.index(config): slowdown
+            for config, slowdown in reversed([*zip(configs, source.slowdowns, strict=True)])
+            if slowdown is not None and self.tunable.refusal(config, self.table.arch, source.problem) is None
+        }
+        return slowdowns, configs.index(configs[-1])
+
+
+class _Sums(NamedTuple):
+    """Weighted sums over some points."""
+
+    weight: float
+    """Sum of the weights."""
+
+    columns: list[list[float] | None]
+    """Of each config with a time, the sums of weights, slowdowns, shares, parts, and both times counts."""
+
+
+def _sums(source: Source, points: Points) -> _Sums:
+    weights = points.weights(source.logs)
+    columns: list[list[float] | None] = []
+    for place in range(len(source.slowdowns)):
+        rows = []
+        for weight, other in zip(weights, points.sources, strict=True):
+            if (slowdown := other.slowdowns[place]) is not None:
+                counts, share, part = other.counts[place], weight * other.share, weight * other.part
+                changes = [*(share * count for count in counts), *(part * count for count in counts)]
+                rows.append([weight, weight * slowdown, share, part, *changes])
+        columns.append([*map(sum, zip(*rows, strict=True))] if rows else None)
+    return _Sums(sum(weights), columns)
+
+
+def _row(source: Source, place: int, slowdown: float, sums: Sequence[float], total: float) -> Row:
+    own, near, share, part, *means = sums
+    counts = source.counts[place]
+    at_size = [*(share * count for count in counts), *(part * count for count in counts)]
+    changes = tuple([(count - mean) / own for count, mean in zip(at_size, means, strict=True)])
+    return Row(place, slowdown, near / own, 1 - own / total, changes)
+
+
+# Slopes -----------------------------------------------------------------------------------------------------
+
+
+class Equations(NamedTuple):
+    """Normal equations of slopes."""
+
+    sums: list[float]
+    """Sum of `Case.equations`."""
+
+    cases: int
+    """Number of cases."""
+
+    @staticmethod
+    def joined(every: Iterable[Equations]) -> Equations:
+        """Add up equations."""
+        nothing = Equations([0.0] * (_SLOPES * (_SLOPES + 1)), 0)
+        sums, cases = zip(nothing, *every, strict=True)
+        return Equations([*map(math.fsum, zip(*sums, strict=True))], sum(cases))
+
+    def slopes(self, prior: Sequence[float]) -> tuple[float, ...]:
+        """Return the slopes that fit best, held to a prior that weighs as much as some cases (ridge)."""
+        rows = [self.sums[i * (_SLOPES + 1) : (i + 1) * (_SLOPES + 1)] for i in range(_SLOPES)]
+        mean = sum(row[i] for i, row in enumerate(rows)) / _SLOPES
+        if not mean:
+            return tuple(prior)
+        held = _HELD * (1 + _HELD_CASES / self.cases)
+        for i, row in enumerate(rows):
+            ridge = held * (row[i] + _LEAST * mean)
+            row[i] += ridge
+            row[-1] += ridge * prior[i]
+        return tuple(round(slope, 3) + 0.0 for slope in _solved(rows))
+
+
+def _equations(cases: Iterable[Case]) -> Equations:
+    return Equations.joined(Equations(case.equations, 1) for case in cases if len(case.rows) > 1)
+
+
+def _solved(rows: list[list[float]]) -> list[float]:
+    """Solve linear equations, each a row of coefficients and the right side; positive definite."""
+    for i, row in enumerate(rows):
+        for other in rows[i + 1 :]:
+            factor = other[i] / row[i]
+            other[i:] = [value - factor * own for value, own in zip(other[i:], row[i:], strict=True)]
+    solution = [0.0] * len(rows)
+    for i in reversed(range(len(rows))):
+        solution[i] = (rows[i][-1] - sum(map(mul, rows[i], solution))) / rows[i][i]
+    return solution
+
+
+def fitted(equations: tuple[Equations, Equations], prior: Slopes = COMMON) -> Slopes:
+    """Return the slopes inside and outside that fit best."""
+    inside, outside = equations
+    return Slopes(inside.slopes(prior.inside), outside.slopes(prior.outside))
+
+
+def fitted_slopes(tunable: Declaration, table: Table, present: Slopes | None = None) -> Slopes | None:
+    """Fit slopes to a table's points.
+
+    The present ones stay unless others leave clearly less regret at the points (`_CLEARLY`), so that noise
+    changes nothing.
+
+    Args:
+        tunable: The declaration.
+        table: Its table.
+        present: The slopes of the table that this one replaces.
+    """
+    if tunable.tiles is None or not table.entries:
         return None
-    shapes = {_exact(table, entry) for entry in table.entries}
+    estimator = LeaveOut(tunable, table).estimator
+    shapes = {estimator.exact(entry.bucket) for entry in table.entries}
     # In an order that no axis decides: every second shape of a sorted list may have the same last size.
-    judged = set(sorted(shapes, key=lambda shape: zlib.crc32(repr(shape).encode()))[:_MOST_SHAPES])
-    exponents = (None, *NEAR_EXPONENTS)
-    tables = [dataclasses.replace(table, near_exponent=exponent) for exponent in exponents]
-    at_size: dict[float | None, dict[int, list[float]]] = {
-        exponent: defaultdict(list) for exponent in exponents
-    }
-    for entry, lefts in _across(tunable, tables, near=True, shapes=judged):
-        for exponent, at in zip(exponents, lefts, strict=True):
-            at_size[exponent][size_of(table.axes, entry.bucket)].append(math.log1p(at.chosen))
-    counts = {size: len(regrets) for size, regrets in sorted(at_size[None].items())}
-    if not counts:
-        return None  # no size is near another's bucket: nothing supports the present one either
-
-    def left(exponent: float | BySize | None) -> float:
-        regrets: list[float] = []
-        for size in counts:
-            regrets += at_size[exponent.at(size) if isinstance(exponent, BySize) else exponent][size]
-        return math.fsum(regrets) / len(regrets)
-
-    best: float | BySize | None = min((None, *NEAR_EXPONENTS), key=left)
-    below = [*zip(counts, itertools.accumulate(counts.values()), strict=True)]
-    ends = [size for size, count in below if _FEWEST <= count <= below[-1][1] - _FEWEST]
-    twos = [BySize(end, *pair) for end in ends for pair in itertools.permutations(NEAR_EXPONENTS, 2)]
-    two = min(twos, key=left, default=None)
-    if two is not None and left(two) < left(best) - _CLEARLY:
-        best = two
-    return best if left(best) < left(present) - _CLEARLY else present
+    judged = sorted(shapes, key=lambda shape: zlib.crc32(repr(shape).encode()))[:_MOST_SHAPES]
+    left_out = LeaveOut(tunable, table, shapes=set(judged))
+    new = fitted(left_out.equations())
+    if present is None:
+        return new
+    cases = [*left_out.inside(), *left_out.outside()]
+    left = [
+        math.fsum(math.log1p(case.left(slopes).chosen) for case in cases if case.default in case.slowdowns)
+        for slopes in (present, new)
+    ]
+    return new if left[1] < left[0] - _CLEARLY * len(cases) else present
 
 
-_FEWEST = 16
-"""Fewest points on either side where small and large buckets have exponents of their own."""
+_SLOPES = 8
+"""Number of slopes."""
+
+_MOST_LEFT = 1.0
+"""Log slowdown beyond which a config is left out of a fit."""
+
+_HELD = 0.05
+"""Weight of the prior of slopes, relative to the cases' own."""
+
+_HELD_CASES = 100
+"""Cases of which a fit weighs as much as twice `_HELD`: of few cases the prior weighs more."""
+
+_LEAST = 0.001
+"""Part of the mean weight by which slopes are held of whose counts the cases say nothing."""
 
 _CLEARLY = 0.0005
 """Least difference of mean regrets that decides: a twentieth of a percent. Less is not worth a change that
 has to be reviewed."""
 
 _MOST_SHAPES = 32
-"""Most sizes on the Exact axes to judge by: each takes a tenth of a second, and there may be thousands."""
-
-
-def _exact(table: Table, entry: Entry) -> Exact:
-    return tuple(entry.bucket.size(name) for name, axis in table.axes.items() if not isinstance(axis, Pow2))
-
-
-def _without(tunable: Declaration, table: Table, shape: Exact) -> Index:
-    """Index the table's entries except those with these sizes on the Exact axes."""
-    kept = tuple(entry for entry in table.entries if _exact(table, entry) != shape)
-    rest = {Path("table.json"): dataclasses.replace(table, entries=kept)}
-    return Index(tunable.axes, tunable.tiles, rest)
-
-
-def _points(table: Table) -> Iterator[tuple[Entry, Point]]:
-    return ((entry, point) for entry in table.entries for point in entry.points)
-
-
-def _at(entry: Entry, point: Point) -> Problem:
-    return entry.bucket.replaced(**point.size)
-
-
-def _times(tunable: Declaration, table: Table, entry: Entry, point: Point) -> Mapping[Config, float]:
-    """Return the times of the configs that may run at a point."""
-    problem = _at(entry, point)
-    configs = (*table.portfolio, tunable.default_config(table.arch, problem))
-    times: dict[Config, float] = {}
-    for config, us in zip(configs, in_worst_state(point).us, strict=True):
-        if us is not None and tunable.refusal(config, table.arch, problem) is None:
-            times.setdefault(config, us)
-    return times
-
-
-def _left(times: Mapping[Config, float], chosen: Config | None, default: Config) -> Left:
-    least = min(times.values())
-    return Left(times[chosen or default] / least - 1, times[default] / least - 1)
+"""Most sizes on the Exact axes to fit to, whose points take up to a second; there may be thousands."""

@@ -5,8 +5,7 @@ axis, the nearest has the least sum of doublings over all axes. Of equally near 
 the sizes in the order of the axes, then the earlier.
 
 Replays share the distance and the reach (`distance`, `NEAR_DOUBLINGS`) and break ties by a rule of their own:
-`_rank` in `aot_tune.replay.answer.records`. Another rule for ties here changes the `near_exponent` of tables,
-since `aot_tune.choose.left_out` chooses it by the nearest buckets.
+`_rank` in `aot_tune.replay.answer.records`.
 """
 
 from __future__ import annotations

@@ -3,70 +3,56 @@
 It uses no file and no GPU, and of a kernel only its count of tiles. Serving follows it; the tuner judges by
 it.
 
-The rule: a config's *slowdown* at a point is its time / the fastest config's time at this point. Where a
-point has times in several states of the GPU, a config's time is that of its worst state
-(`aot_tune.tables.states`). A config's slowdown at another size is estimated as the weighted geometric mean of
-its slowdowns at some points. Nearer points count more (`_NEARNESS`), and each slowdown is first corrected for
-waves: multiplied by
+A config's *slowdown* at a point is the logarithm of its time / the fastest config's time at this point. Where
+a point has times in several states of the GPU, a config's time is that of its worst state
+(`aot_tune.tables.states`). Its estimate at another size is a weighted mean over some points,
 
-    (waves at the size / waves at the point) ** exponent
+    mean of (slowdown + slopes . (counts at the size - counts at the point)) + unseen
 
-The config with the least estimate is taken. The points are those of the size's own bucket. For a size without
-a bucket they are those of the nearest bucket and of up to `MOST_BESIDE` neighbouring buckets, or of one
-neighbour where the nearest bucket is more than a doubling away. A config without a time at the nearest point
-is not estimated.
+and the config with the least estimate is taken.
 
-The *exponent* is 1, 1/2 or 0. Some kernels take whole waves, because their blocks wait for each other's ends.
-Other kernels are bound by memory, or keep more blocks on a multiprocessor than the config states, and a
-further wave costs them little.
+- **Points.** Inside a measured bucket, the bucket's own. For any other size, those of the `Rule.most_near`
+  nearest buckets of the whole table, whatever their edges and classes. The distance of two sizes is the sum
+  of |log2| of their ratios over all axes, plus `Rule.other_class` for each class value (dtype, flag) that
+  differs.
+- **Weight** of a point: 1 / (distance + `_NEARNESS`) ** 2.
+- **Counts**, as logarithms: *waves*, tiles over the blocks that the GPU runs at a time, rounded up; tiles of
+  the *busiest* multiprocessor; all *tiles*; waves *not rounded*, at least 1. At the size they are of the GPU
+  that launches, at a point of the one that was measured. Without `tiles` all are 0.
+- **Slopes**: four, and four that are multiplied by the point's *part*: the sum of logarithms of its sizes on
+  the Pow2 axes over the largest of the table, since small batches are bound by the operand that all their
+  rows share. They are the table's, fitted to its own points (`aot_tune.choose.left_out`), else `COMMON`,
+  which are fitted to all shipped tables. All are multiplied by the point's *share*, 0 where all configs take
+  equally long within `_EQUAL`, as where a launch takes most of the time, and 1 from twice of it on.
+- **Unseen**: `Rule.unseen` times the weight of the points at which the config has no time. A config without
+  a time at any point is not estimated.
 
-- Inside a bucket, the exponent is the one with the least regret at the bucket's points, each left out in
-  turn.
-- At most a doubling away, it is the table's `near_exponent`, which has the least regret at the table's
-  points, each estimated from the other buckets (`aot_tune.choose.left_out`). Small and large buckets may have
-  different ones. Where the table has none, the nearest bucket's points decide.
-- Farther away, it is 1/2.
-
-Waves at the size count the multiprocessors of the GPU that launches, waves at the point those of the GPU that
-was measured. A partly filled last tile is a tile, so waves include it. The share of each operand that L2
-holds does not count: with points of other shares treated as farther away, the regret on the tables of sm90
-was the same.
-
-Where the points are other buckets', the default is taken unless the choice is expected to be faster by more
-than `OVERLAP`. On another GPU model than the measured one, of the configs whose estimates overlap, the config
-that loads the fewest bytes is taken: the fastest of them is not known, and with less bandwidth only bytes
-cost more. ``tuned_configs/README.md`` has an example and the rule's regret on measured tables.
+Outside buckets all estimates shrink towards none the farther the points are (`Rule.far`), and the default is
+taken unless the choice is expected to be faster by more than `Rule.overlap`. On another GPU model than the
+measured one, of the configs whose estimates overlap, the config that loads the fewest bytes is taken: the
+fastest of them is not known, and with less bandwidth only bytes cost more. ``tuned_configs/README.md`` has an
+example and the rule's regret on measured tables.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Collection, Sequence
 from functools import partial
-from operator import mul, sub
-from typing import Literal, NamedTuple
+from itertools import compress
+from operator import mul, ne, sub
+from typing import NamedTuple
 
 from aot_tune.tables.states import in_worst_state
-from aot_tune.tables.table import Entry, Point, Table
-from aot_tune.values.bucket import Axes, Pow2
+from aot_tune.tables.table import Entry, Point, Slopes, Table
+from aot_tune.values.bucket import Pow2
 from aot_tune.values.config import Config
 from aot_tune.values.lazy import lazy
-from aot_tune.values.problem import Problem
+from aot_tune.values.problem import Problem, Value
 
 Allowed = Callable[[Config], bool]
 """Function that returns whether a config may run for the problem."""
-
-PREDICTED_GAIN = 0.10
-"""Fraction by which a config of a predicted entry must be expected to be faster than the default. Measured on
-an H200: one of 54 problems then ran over 2 % slower than with the default. The model's error has this
-size."""
-
-OVERLAP = 0.01
-"""Fraction within which estimates from other buckets overlap, half of the tie band of measured times. On the
-tables of sm90, with buckets left out, a third fewer sizes then lose over 3 % to the default."""
-
-MOST_BESIDE = 3
-"""Most neighbours of the nearest bucket whose points count too, for a size without a bucket of its own."""
 
 Tiles = Callable[[Config, Problem], int]
 """Declaration's function from (config, problem) to the number of tiles, blocks of work."""
@@ -77,8 +63,56 @@ Loads = Callable[[Config], float]
 DefaultAt = Callable[[Problem], Config]
 """Function from a problem to the declaration's default for it."""
 
-Where = Literal["inside", "near", "far"]
-"""Position of a size: inside a swept bucket, at most a doubling away from one, or farther away."""
+Exact = tuple[int, ...]
+"""Sizes of a problem on the Exact axes."""
+
+PREDICTED_GAIN = 0.10
+"""Fraction by which a config of a predicted entry must be expected to be faster than the default. Measured on
+an H200: one of 54 problems then ran over 2 % slower than with the default. The model's error has this
+size."""
+
+
+class Rule(NamedTuple):
+    """Parameters of the rule."""
+
+    most_near: int = 6
+    """Most buckets whose points estimate a size without a bucket of its own."""
+
+    other_class: float = 2.0
+    """Doublings that a class value adds to the distance where it differs."""
+
+    unseen: float = 0.05
+    """Log slowdown by which a config would be charged that has no time at any point."""
+
+    far: float = 0.05
+    """Weight of a point at which all configs take equally long, 4.4 doublings away from every size."""
+
+    overlap: float = 0.01
+    """Fraction within which estimates from other buckets overlap, half of the tie band of measured times."""
+
+
+RULE = Rule()
+"""Rule that serving follows. ``aot-tune bench --left-out --ablate`` prints what each part gives."""
+
+COMMON = Slopes(
+    inside=(0.089, 0.128, 0.353, 0.029, 0.18, 0.408, -0.388, -0.151),
+    outside=(0.203, 0.152, -0.08, -0.063, 0.201, 0.139, -0.374, -0.087),
+)
+"""Slopes that fit all shipped tables together: of a table without its own, towards which its own are held.
+``aot-tune bench --left-out --ablate`` prints them anew."""
+
+NO_SLOPES = Slopes(inside=(0.0,) * 8, outside=(0.0,) * 8)
+"""Slopes of a kernel without `tiles`."""
+
+_EQUAL = 0.05
+"""Log slowdown within which all configs count as equal at a point; from twice of it on its share is whole."""
+
+_NEARNESS = 0.1
+"""Doublings added to each distance. With a third of it, or with cubes in place of squares, the regret on the
+tables of sm90 is the same."""
+
+_LIGHTER = 0.05
+"""Fraction within which loads count as equal: a declaration counts the steps of last tiles as whole steps."""
 
 
 class Pick(NamedTuple):
@@ -96,30 +130,14 @@ class Pick(NamedTuple):
         return self.why()
 
 
-def rule_of(entry: Entry, table: Table, tiles: Tiles | None, default_at: DefaultAt) -> BucketRule:
-    """Prepare the rule for an entry of a table; keep it for the next size near the same bucket."""
-    return BucketRule(
-        axes=table.axes,
-        bucket=entry.bucket,
-        points=entry.points,
-        portfolio=table.portfolio,
-        default_at=default_at,
-        tiles=tiles,
-        sm_count=table.built_with.sm_count,
-        least_gain=PREDICTED_GAIN if entry.evidence == "predicted" else 0.0,
-        near_exponent=table.near_exponent_at(entry.bucket),
-    )
-
-
 def pick(
     entry: Entry,
-    rule: BucketRule,
+    estimator: Estimator,
     default: Config,
     problem: Problem,
     allowed: Allowed,
     *,
-    where: Where = "inside",
-    beside: Sequence[BucketRule] = (),
+    bucket: Problem | None = None,
     sm_count: int | None = None,
     loads: Loads | None = None,
 ) -> Pick | None:
@@ -135,12 +153,11 @@ def pick(
 
     Args:
         entry: The problem's own entry, or the nearest.
-        rule: The result of `rule_of` for this entry.
+        estimator: The estimator of the entry's table.
         default: The declaration's default for this problem.
         problem: A problem of this bucket, or of a bucket without an entry.
         allowed: Whether a config may run: legal, in the search space. Called until one may.
-        where: As for `BucketRule.ranking`; so are the arguments below.
-        beside: The rules of neighbouring buckets.
+        bucket: The problem's bucket, where it is another than the entry's.
         sm_count: Multiprocessors of the launching GPU; None for the measured GPU's.
         loads: The bytes that all blocks of a config load at this size; None on the measured GPU model.
 
@@ -152,30 +169,38 @@ def pick(
         edge = Pick(entry.config, lambda: f"winner at the bucket's edge: {entry.mean_us:.1f} us")
         if loads is None:
             return edge
-    ranking = rule.ranking(problem, default, where=where, beside=beside, sm_count=sm_count)
-    fastest = edge or _fastest(entry, ranking, default, allowed)
-    return fastest if fastest is None or loads is None else _lightest(fastest, ranking, allowed, loads)
+    points = estimator.inside(entry) if bucket is None else estimator.near(bucket)
+    estimates = estimator.estimates(problem, default, points, sm_count=sm_count)
+    ranked = estimates.of(entry)
+    fastest = edge or _fastest(entry, estimates, ranked, allowed)
+    return (
+        fastest if fastest is None or loads is None else _lightest(fastest, estimates, ranked, allowed, loads)
+    )
 
 
-def _fastest(entry: Entry, ranking: Ranking, default: Config, allowed: Allowed) -> Pick | None:
-    for slowdown, config in ranking.fastest_first():
-        behind = math.inf
-        if ranking.where != "inside":
-            behind = ranking.default_slowdown(slowdown + _OVERLAP) - slowdown
-        if behind <= _OVERLAP and allowed(default):
-            return Pick(default, partial(_overlap, ranking, behind, config))
+def _fastest(entry: Entry, estimates: Estimates, ranked: Sequence[Estimate], allowed: Allowed) -> Pick | None:
+    default = estimates.configs[-1]
+    for slowdown, place in ranked:
+        config = estimates.configs[place]
+        behind = math.inf if estimates.points.is_inside else estimates.default_slowdown - slowdown
+        if behind <= math.log1p(RULE.overlap) and allowed(default):
+            return Pick(default, partial(_overlap, estimates, behind, config))
         if allowed(config):
-            return Pick(config, partial(_reason, ranking, slowdown))
+            return Pick(config, partial(_reason, estimates, slowdown))
     for config, name in ((entry.config, "the bucket's winner"), (default, "the default")):
         if allowed(config):
-            return Pick(config, partial("{}: no point of the bucket has a time".format, name))
+            return Pick(config, partial("{}: no point near it has a time".format, name))
     return None
 
 
-def _lightest(picked: Pick, ranking: Ranking, allowed: Allowed, loads: Loads) -> Pick:
-    """Return the config that loads the fewest bytes, of the pick and the configs within `OVERLAP`."""
-    fastest = next((slowdown for slowdown, config in ranking.fastest_first() if allowed(config)), math.inf)
-    near = ranking.within(fastest + _OVERLAP) if fastest < math.inf else ()
+def _lightest(
+    picked: Pick, estimates: Estimates, ranked: Sequence[Estimate], allowed: Allowed, loads: Loads
+) -> Pick:
+    """Return the config that loads the fewest bytes, of the pick and the configs within `Rule.overlap`."""
+    configs = estimates.configs
+    fastest = next((slowdown for slowdown, place in ranked if allowed(configs[place])), -math.inf)
+    limit = fastest + math.log1p(RULE.overlap)
+    near = [configs[place] for slowdown, place in ranked if slowdown <= limit]
     others = [config for config in near if config != picked.config]
     least = whole = loads(picked.config) if others else 0.0
     lightest = picked.config
@@ -187,144 +212,31 @@ def _lightest(picked: Pick, ranking: Ranking, allowed: Allowed, loads: Loads) ->
 
 def _lighter(picked: Pick, part: float) -> str:
     return (
-        f"expected within {OVERLAP:.0%} of the fastest, and loads {part:.0%} of the bytes of "
+        f"expected within {RULE.overlap:.0%} of the fastest, and loads {part:.0%} of the bytes of "
         f"{picked.config}; the times are another GPU model's; {picked.reason}"
     )
 
 
-def _reason(ranking: Ranking, slowdown: float) -> str:
-    us = f", {ranking.us(slowdown):.1f} us" if ranking.where == "inside" else ""
-    return f"fastest expected{us}: estimated from {ranking.basis}"
+def _reason(estimates: Estimates, slowdown: float) -> str:
+    us = f", {estimates.us(slowdown):.1f} us" if estimates.points.is_inside else ""
+    return f"fastest expected{us}: estimated from {estimates.basis}"
 
 
-def _overlap(ranking: Ranking, behind: float, fastest: Config) -> str:
+def _overlap(estimates: Estimates, behind: float, fastest: Config) -> str:
     if not behind:
-        return f"the default, fastest expected: estimated from {ranking.basis}"
+        return f"the default, fastest expected: estimated from {estimates.basis}"
     return (
         f"the default: expected to take {math.expm1(behind):.1%} longer than {fastest}, and estimates from "
-        f"other buckets overlap within {OVERLAP:.0%}; estimated from {ranking.basis}"
+        f"other buckets overlap within {RULE.overlap:.0%}; estimated from {estimates.basis}"
     )
 
 
-# Estimates ------------------------------------------------------------------------------------------------
+# Points -----------------------------------------------------------------------------------------------------
 
+Counts = tuple[float, float, float, float]
+"""Logarithms of a config's waves, tiles of the busiest multiprocessor, tiles, and waves not rounded."""
 
-class Ranking:
-    """Estimates of all configs for a size, each computed when it is needed.
-
-    Waves are counted last: a count is the slowest part of an estimate, and most configs are so slow that even
-    one wave would not help them.
-
-    Attributes:
-        where: The size's position.
-        exponent: The power of waves with which times are taken to grow.
-        points: The points; None without any.
-        weights: The weight of each point, in any unit; 0 for a point that does not count.
-    """
-
-    def __init__(
-        self,
-        configs: Sequence[Config],
-        default_place: int,
-        where: Where,
-        *,
-        exponent: float = 0.0,
-        points: _Points | None = None,
-        weights: Sequence[float] = (),
-        least: Sequence[tuple[float, int]] = (),
-        waves_of: Callable[[int], int] | None = None,
-        least_gain: float = 0.0,
-    ) -> None:
-        """Take the attributes and the following arguments.
-
-        configs: The configs by place: the portfolio, then the default.
-        default_place: The place of the default, the first where the portfolio has it too.
-        least: The log slowdown of each config with one wave, and its place; places ascend.
-        waves_of: Counts the waves at the size of the config at a place; None where waves do not count.
-        least_gain: The fraction by which a config must be expected to be faster than the default.
-        """
-        self.where, self.exponent, self.points, self.weights = where, exponent, points, weights
-        self._configs, self._default_place, self._least = configs, default_place, least
-        self._waves_of, self._least_gain = waves_of, least_gain
-        self._known: dict[int, float] = {}
-
-    def fastest_first(self) -> Iterator[tuple[float, Config]]:
-        """Yield each config's log slowdown, relative to a time that all share, and the config.
-
-        Equal configs come in the portfolio's order.
-        """
-        # Written for speed: an unseen shape waits for the first.
-        configs, own, limit = self._configs, self._default_place, math.inf
-        if self._least_gain:
-            limit = self.default_slowdown() - math.log1p(self._least_gain)
-        best = (math.inf, -1)
-        for least, place in sorted(self._least):
-            if least > best[0]:
-                break
-            slowdown = self._slowdown(least, place)
-            if (slowdown, place) < best and (slowdown <= limit or place == own):
-                best = (slowdown, place)
-        if best[1] >= 0:
-            yield best[0], configs[best[1]]
-        for slowdown, place in sorted((self._slowdown(least, place), place) for least, place in self._least):
-            if place != best[1] and (slowdown <= limit or place == own):
-                yield slowdown, configs[place]
-
-    def _slowdown(self, least: float, place: int) -> float:
-        """Return the log slowdown of a config, from its log slowdown with one wave."""
-        if self._waves_of is None:
-            return least
-        slowdown = self._known.get(place)
-        if slowdown is None:
-            slowdown = self._known[place] = least + self.exponent * math.log(self._waves_of(place))
-        return slowdown
-
-    def within(self, limit: float) -> list[Config]:
-        """Return the configs with at most this log slowdown, fastest first; count waves only where needed."""
-        near = [(self._slowdown(least, place), place) for least, place in self._least if least <= limit]
-        return [self._configs[place] for slowdown, place in sorted(near) if slowdown <= limit]
-
-    @property
-    def slowdowns(self) -> list[tuple[float, Config]]:
-        """List of all of `fastest_first`."""
-        return list(self.fastest_first())
-
-    def default_slowdown(self, most: float = math.inf) -> float:
-        """Return the log slowdown of the default; infinite without an estimate up to `most`."""
-        for least, place in self._least:
-            if place == self._default_place and least <= most:
-                return self._slowdown(least, place)
-        return math.inf
-
-    def us(self, slowdown: float) -> float:
-        """Return the expected microseconds at this log slowdown, for a size inside a bucket."""
-        assert self.points is not None
-        base = [us for rule in self.points.rules for us in rule._rows_at(self.exponent).us]
-        return math.exp(sum(map(mul, self.weights, base)) / sum(self.weights) + slowdown)
-
-    @property
-    def basis(self) -> str:
-        """Points with their weights, or buckets with the sums of their points' weights, and the exponent."""
-        if self.points is None:
-            return "no point"
-        inside, total = self.where == "inside", sum(self.weights)
-        shares: dict[Problem, float] = {}
-        at = [(rule.bucket, problem) for rule in self.points.rules for problem in rule.problems]
-        for weight, (bucket, problem) in zip(self.weights, at, strict=True):
-            if weight:
-                source = problem if inside else bucket
-                shares[source] = shares.get(source, 0.0) + weight / total
-        sizes = [name for name, value in next(iter(shares)).items() if type(value) is int]
-        names = [name for name in sizes if len({problem[name] for problem in shares}) > 1] or sizes
-        texts = {problem: " ".join(f"{name}={problem[name]}" for name in names) for problem in shares}
-        if len(shares) > 1:
-            weighed = sorted(shares, key=lambda problem: -shares[problem])
-            listed = ", ".join(f"{texts[problem]} ({shares[problem]:.0%})" for problem in weighed)
-        else:
-            listed = ", ".join(texts.values())
-        of = "" if inside else "the bucket " if len(shares) == 1 else "the buckets "
-        waves = {0.0: "", 0.5: ", by the root of waves", 1.0: ", by waves"}[self.exponent]
-        return f"{of}{listed}{waves}"
+_NONE: Counts = (0.0, 0.0, 0.0, 0.0)
 
 
 def blocks_in_flight(config: Config, sm_count: int) -> int:
@@ -337,354 +249,460 @@ def waves(tiles: int, config: Config, sm_count: int) -> int:
     return max(-(-tiles // blocks_in_flight(config, sm_count)), 1)
 
 
-_LIGHTER = 0.05
-"""Fraction within which loads count as equal: a declaration counts the steps of last tiles as whole steps."""
+class Source:
+    """Point of a table, prepared for estimates. Columns are the portfolio's configs, then the default.
 
-_MOST_BESIDE_FAR = 1
-"""As `MOST_BESIDE`, for sizes more than a doubling away. More have the same regret on the tables of sm90."""
-
-_OVERLAP = math.log1p(OVERLAP)
-
-_NEARNESS = 0.1
-"""Doublings added to a point's distance; the point's weight is 1 / (distance + `_NEARNESS`) squared. With a
-third of it, or with cubes, the regret on the tables of sm90 is the same."""
-
-_EXPONENTS = (1.0, 0.5, 0.0)
-"""Exponents of waves."""
-
-_PREFERRED: dict[Where, int] = {"inside": 0, "near": 1}
-"""Place of the exponent that is taken unless another is clearly better: near a point whole waves decide,
-farther away other effects blur them."""
-
-_PREFERENCE = 0.002
-"""Sum of log regrets by which another exponent must be better than the preferred one: less than any choice
-that is worth a change, and more than rounding."""
-
-_FAR = 0.5
-"""Exponent of waves for sizes more than a doubling away from any bucket. On the tables of sm90 its regret is
-2.5 % in the geometric mean, and that of the nearest bucket's exponent 3.6 %."""
-
-
-class _Rows(NamedTuple):
-    """Measurements at the points, without waves, at an exponent."""
-
-    slowdowns: list[list[float | None]]
-    """Log slowdown of each column at each point, the least being 0; None without a time."""
-
-    us: list[float]
-    """Logarithm of the microseconds at a log slowdown of 0, for each point."""
-
-
-class BucketRule:
-    """Rule prepared for an entry, so that a pick costs one count of tiles for each good config.
-
-    Args:
-        axes: The kernel's axes.
-        bucket: The problem at the bucket's edge.
-        points: The bucket's points; ``us`` is in the order of `portfolio`, with the default's time last.
-        portfolio: The table's portfolio.
-        default_at: Returns the default at each point, whose time is the point's last.
-        tiles: The declaration's count of tiles, or None.
-        sm_count: Multiprocessors of the GPU that the points were measured on.
-        least_gain: The fraction by which a config must be expected to be faster than the default.
-        near_exponent: The table's exponent for sizes near this bucket; None where the points decide.
+    Attributes:
+        entry: Entry of the point's bucket.
+        problem: The point's problem.
+        logs: Base-2 logarithms of its sizes.
+        share: Share of its time that counts change.
+        part: Share times the size's part of the largest on the Pow2 axes.
+        us: Logarithm of the shortest time in its worst state, microseconds.
+        slowdowns: Log slowdown of each column; None without a time.
+        counts: Counts of each column on the measured GPU.
+        known: 1.0 for each column with a time, else 0.0.
     """
 
     def __init__(
         self,
         *,
-        axes: Axes,
-        bucket: Problem,
-        points: Sequence[Point],
-        portfolio: Sequence[Config],
-        default_at: DefaultAt,
-        tiles: Tiles | None,
-        sm_count: int,
-        least_gain: float = 0.0,
-        near_exponent: float | None = None,
-    ) -> None:
-        self._axes = axes
-        self._pow2 = tuple(name for name, axis in axes.items() if isinstance(axis, Pow2))
-        self._exact = tuple(name for name in axes if name not in self._pow2)
-        self.bucket = bucket
-        timed = (point for point in points if any(us is not None for us in point.us))
-        self._points = tuple(map(in_worst_state, timed))
-        self._portfolio = tuple(portfolio)
-        self._default_at = default_at
-        self._tiles = tiles
-        self._sm_count = sm_count
-        self._least_gain = least_gain
-        self._near_exponent = near_exponent
-        self._rows: dict[float, _Rows] = {}
-        self._sets: dict[tuple[BucketRule, ...], _Points] = {}
-        self._at_once: dict[int, list[int]] = {}
-
-    def ranking(
-        self,
+        entry: Entry,
         problem: Problem,
-        default: Config,
-        *,
-        where: Where = "inside",
-        beside: Sequence[BucketRule] = (),
-        sm_count: int | None = None,
-    ) -> Ranking:
-        """Estimate the portfolio and the default, fastest first; ties keep the portfolio's order.
+        logs: tuple[float, ...],
+        share: float,
+        part: float,
+        us: float,
+        slowdowns: Sequence[float | None],
+        counts: Sequence[Counts],
+    ) -> None:
+        self.entry, self.problem, self.logs, self.us = entry, problem, logs, us
+        self.share, self.part, self.slowdowns, self.counts = share, part, slowdowns, counts
+        self.known = [float(slowdown is not None) for slowdown in slowdowns]
 
-        A config without a time at the nearest point is left out. At a point of the bucket only its own times
-        count.
+    def rests(self, slopes: Sequence[float]) -> list[float]:
+        """Return the slowdowns without what counts add by some slopes; 0 without a time."""
+        carried, pairs = (
+            _carrying(slopes, self.share, self.part),
+            zip(self.slowdowns, self.counts, strict=True),
+        )
+        return [0.0 if one is None else one - sum(map(mul, carried, counts)) for one, counts in pairs]
+
+
+def _counts(tiles: int, at_once: int, sm_count: int) -> Counts:
+    """Return the counts of this many tiles, of which a GPU runs some at a time."""
+    if tiles <= 1:
+        return _NONE
+    log_of_tiles = math.log(tiles)
+    busiest = math.log(-(-tiles // sm_count)) if tiles > sm_count else 0.0
+    if tiles <= at_once:
+        return 0.0, busiest, log_of_tiles, 0.0
+    return math.log(-(-tiles // at_once)), busiest, log_of_tiles, math.log(tiles / at_once)
+
+
+def _carrying(slopes: Sequence[float], share: float, part: float) -> Counts:
+    """Return the factors of counts at a share and part of the time."""
+    a, b, c, d, e, f, g, h = slopes
+    return share * a + part * e, share * b + part * f, share * c + part * g, share * d + part * h
+
+
+class Points:
+    """Points that estimate sizes of one bucket.
+
+    Args:
+        sources: The points.
+        more: Doublings to add to the distance of each point.
+        slopes: Slopes of the counts.
+        far: Weight of a point at which all configs take equally long; 0 for points of the sizes' own bucket.
+    """
+
+    def __init__(
+        self, sources: Sequence[Source], more: Sequence[float], slopes: Sequence[float], far: float = 0.0
+    ) -> None:
+        self.sources, self.slopes, self.far = sources, slopes, far
+        self._at = [(source.logs, other) for source, other in zip(sources, more, strict=True)]
+
+    @property
+    def is_inside(self) -> bool:
+        """Whether they are of the sizes' own bucket."""
+        return not self.far
+
+    @lazy
+    def shares(self) -> tuple[list[float], list[float]]:
+        """Shares and parts of the points."""
+        return [source.share for source in self.sources], [source.part for source in self.sources]
+
+    @lazy
+    def columns(self) -> list[tuple[int, tuple[float, ...], tuple[float, ...] | None]]:
+        """Columns with a time: place, slowdowns without what counts add, `Source.known` unless all are."""
+        rests = zip(*[source.rests(self.slopes) for source in self.sources], strict=True)
+        known = zip(*[source.known for source in self.sources], strict=True)
+        return [
+            (place, column, own if 0.0 in own else None)
+            for place, (column, own) in enumerate(zip(rests, known, strict=True))
+            if any(own)
+        ]
+
+    def weights(self, logs: Sequence[float]) -> list[float]:
+        """Return the points' weights for a size, given the logarithms of its sizes."""
+        # Written for speed: most kernels have two or three axes.
+        if len(logs) == 3:
+            x, y, z = logs
+            return [(abs(x - a) + abs(y - b) + abs(z - c) + more) ** -2 for (a, b, c), more in self._at]
+        if len(logs) == 2:
+            x, y = logs
+            return [(abs(x - a) + abs(y - b) + more) ** -2 for (a, b), more in self._at]
+        return [(sum(map(abs, map(sub, logs, other))) + more) ** -2 for other, more in self._at]
+
+
+Estimate = tuple[float, int]
+"""Log slowdown of a config, relative to a time that all share, and the config's column."""
+
+
+class Estimates:
+    """Estimates of all configs for a size.
+
+    Attributes:
+        configs: The configs by column: the portfolio, then the default.
+        ranked: All estimates, least first; ties keep the portfolio's order.
+        points: The points.
+        weights: Their weights, in any unit.
+    """
+
+    def __init__(
+        self,
+        configs: Sequence[Config],
+        ranked: Sequence[Estimate],
+        points: Points,
+        weights: Sequence[float],
+        *,
+        default_place: int,
+        unseen: float,
+    ) -> None:
+        """Take the attributes and the following arguments.
+
+        default_place: The column of the default, the first where the portfolio has it too.
+        unseen: As `Rule.unseen`.
+        """
+        self.configs, self.ranked, self.points, self.weights = configs, ranked, points, weights
+        self._default_place, self._unseen = default_place, unseen
+
+    def parts(self, place: int) -> tuple[float, float]:
+        """Return two parts of an estimate: the mean slowdown at the points, and the charge for unseen ones.
+
+        The rest is what the counts change.
+        """
+        total = sum(self.weights)
+        pairs = zip(self.weights, self.points.sources, strict=True)
+        known = [(weight, time) for weight, source in pairs if (time := source.slowdowns[place]) is not None]
+        own, scale = sum(weight for weight, _ in known), total / (total + self.points.far)
+        mean = sum(weight * slowdown for weight, slowdown in known) / own
+        return scale * mean, scale * self._unseen * (1 - own / total)
+
+    @property
+    def default_slowdown(self) -> float:
+        """Log slowdown of the default; infinite without an estimate."""
+        return next((slowdown for slowdown, place in self.ranked if place == self._default_place), math.inf)
+
+    def of(self, entry: Entry) -> Sequence[Estimate]:
+        """Return the estimates; of a predicted entry only the default's and those with `PREDICTED_GAIN`."""
+        if entry.evidence == "measured":
+            return self.ranked
+        limit = self.default_slowdown - math.log1p(PREDICTED_GAIN)
+        return [row for row in self.ranked if row[0] <= limit or row[1] == self._default_place]
+
+    def us(self, slowdown: float) -> float:
+        """Return the expected microseconds at a log slowdown, for a size inside a bucket."""
+        fastest = [source.us for source in self.points.sources]
+        return math.exp(sum(map(mul, self.weights, fastest)) / sum(self.weights) + slowdown)
+
+    @property
+    def basis(self) -> str:
+        """Points with their shares of the weight; of other buckets, the buckets."""
+        if not self.points.sources:
+            return "no point"
+        total, inside = sum(self.weights), self.points.is_inside
+        shares: dict[Problem, float] = defaultdict(float)
+        for weight, source in zip(self.weights, self.points.sources, strict=True):
+            shares[source.problem if inside else source.entry.bucket] += weight / total
+        values = next(iter(shares))
+        names = [name for name in values if len({problem[name] for problem in shares}) > 1]
+        names = names or [name for name, value in values.items() if type(value) is int]
+        texts = {problem: " ".join(f"{name}={problem[name]}" for name in names) for problem in shares}
+        if len(shares) == 1:
+            return ("" if inside else "the bucket ") + next(iter(texts.values()))
+        weighed = sorted(shares, key=lambda problem: -shares[problem])
+        listed = ", ".join(f"{texts[problem]} ({shares[problem]:.0%})" for problem in weighed)
+        return ("" if inside else "the buckets ") + listed
+
+
+# Tables -----------------------------------------------------------------------------------------------------
+
+
+class Estimator:
+    """Estimates of a table, from points that are prepared when they are first needed.
+
+    Args:
+        table: The table.
+        tiles: The declaration's count of tiles, or None.
+        default_at: Returns the default at each point, whose time is the point's last.
+        rule: The rule.
+    """
+
+    def __init__(self, table: Table, tiles: Tiles | None, default_at: DefaultAt, rule: Rule = RULE) -> None:
+        self.table, self.default_at, self.rule = table, default_at, rule
+        self.slopes = NO_SLOPES if tiles is None else table.slopes or COMMON
+        self._tiles = tiles
+        self._is_pow2 = [isinstance(axis, Pow2) for axis in table.axes.values()]
+        self._is_exact = [not is_pow2 for is_pow2 in self._is_pow2]
+        self._sources: dict[Problem, list[Source]] = {}
+        self._points: dict[Problem | tuple[object, ...], Points] = {}
+        self._kept_groups: dict[tuple[object, ...], list[list[tuple[int, int]]]] = {}
+        self._blocks: dict[int, list[int]] = {}
+
+    def estimates(
+        self, problem: Problem, default: Config, points: Points, sm_count: int | None = None
+    ) -> Estimates:
+        """Estimate the portfolio and the default for a size.
+
+        At a point of the size's bucket only its own times count.
 
         Args:
             problem: The size.
             default: The default at the size. Outside the portfolio, the points' defaults represent it.
-            where: The size's position relative to this bucket.
-            beside: The rules of neighbouring buckets of the same table, for a size outside this bucket.
+            points: The points: `inside` or `near`.
             sm_count: Multiprocessors of the launching GPU; None for the measured GPU's.
         """
-        # Written for speed: an unseen shape waits for it.
-        portfolio, last = self._portfolio, len(self._portfolio)
-        configs, default_place = (*portfolio, default), self._place_of.get(default, last)
-        if not self._points:
-            return Ranking(configs, default_place, where)
-        pow2, exact = self._logs_of(problem)
-        beside = beside[:_MOST_BESIDE_FAR] if where == "far" else beside
-        points = self._points_with(beside)
-        weights = points.weights(pow2, exact)
-        own = weights if not beside else weights[: len(self._points)]
-        nearest = len(own) - 1 - own[::-1].index(max(own))  # of equally near points the larger
-        if where == "inside" and self._where[nearest] == pow2:
-            exponent, weights = 0.0, [float(place == nearest) for place in range(len(weights))]
-        else:
-            exponent = self._inside_exponent if where == "inside" else self._outside_exponents[where]
-        total, columns, places = sum(weights), points.columns(exponent), self._timed[nearest]
-        if default_place < last and places and places[-1] == last:
-            places = places[:-1]
-        try:
-            least = [(sum(map(mul, weights, columns[place])) / total, place) for place in places]
-        except TypeError:  # some are None
-            least = [(_sum(weights, columns[place]) / total, place) for place in places]
-        return Ranking(
-            configs,
-            default_place,
-            where,
-            exponent=exponent,
-            points=points,
-            weights=weights,
-            least=least,
-            waves_of=self._counter(configs, problem, sm_count or self._sm_count) if exponent else None,
-            least_gain=self._least_gain,
+        sm_count, logs = sm_count or self.table.built_with.sm_count, self._logs_of(problem)
+        weights = points.weights(logs)
+        own = [source for source in points.sources if source.logs == logs] if points.is_inside else []
+        if own:
+            points, weights = Points(own, [_NEARNESS], NO_SLOPES.inside), [1.0]
+        configs = (*self.table.portfolio, default)
+        ranked = self._ranked(configs, problem, points, weights, sm_count) if weights else []
+        default_place = self._place_of.get(default, len(configs) - 1)
+        if default_place < len(configs) - 1:
+            ranked = [row for row in ranked if row[1] < len(configs) - 1]
+        return Estimates(
+            configs, ranked, points, weights, default_place=default_place, unseen=self.rule.unseen
         )
 
-    def _counter(self, configs: Sequence[Config], problem: Problem, sm_count: int) -> Callable[[int], int]:
-        """Return a function that counts the waves of the config at a place."""
-        at_once = self._at_once.get(sm_count)
-        if at_once is None:
-            at_once = [blocks_in_flight(config, sm_count) for config in self._portfolio]
-            self._at_once[sm_count] = at_once
-        tiles, last = self._tiles, len(self._portfolio)
-        assert tiles is not None
+    def _ranked(
+        self,
+        configs: Sequence[Config],
+        problem: Problem,
+        points: Points,
+        weights: Sequence[float],
+        sm_count: int,
+    ) -> list[Estimate]:
+        # Written for speed: an unseen shape waits for it.
+        slopes, tiles_of, blocks = points.slopes, self._tiles, self._blocks_of(sm_count)
+        total, unseen, log, ranked = sum(weights), self.rule.unseen, math.log, []
+        share, part = (sum(map(mul, weights, each)) / total for each in points.shares)
+        whole, scale = _carrying(slopes, share, part), total / (total + points.far)
+        for place, column, known in points.columns:
+            slowdown, carried = sum(map(mul, weights, column)) / total, whole
+            if known is not None:
+                own = sum(map(mul, weights, known))
+                slowdown = slowdown * total / own + unseen * (1 - own / total)
+                held = [*map(mul, weights, known)]
+                carried = _carrying(slopes, *(sum(map(mul, held, each)) / own for each in points.shares))
+            tiles = tiles_of(configs[place], problem) if tiles_of is not None else 1
+            if tiles > 1:
+                waves, busiest, each, rounded = carried
+                slowdown += each * log(tiles)
+                if tiles > sm_count:
+                    slowdown += busiest * log(-(-tiles // sm_count))
+                at_once = blocks[place] if place < len(blocks) else blocks_in_flight(configs[place], sm_count)
+                if tiles > at_once:
+                    slowdown += waves * log(-(-tiles // at_once)) + rounded * log(tiles / at_once)
+            ranked.append((slowdown * scale, place))
+        ranked.sort()
+        return ranked
 
-        def count(place: int) -> int:
-            config = configs[place]
-            blocks = at_once[place] if place < last else blocks_in_flight(config, sm_count)
-            return -(-tiles(config, problem) // blocks) or 1
-
-        return count
-
-    def _points_with(self, beside: Sequence[BucketRule]) -> _Points:
-        """Return the points of this bucket and its neighbours, prepared once for each set of them."""
-        key = tuple(beside)
-        points = self._sets.get(key)
+    def inside(self, entry: Entry) -> Points:
+        """Return the points of an entry's bucket; kept."""
+        points = self._points.get(entry.bucket)
         if points is None:
-            points = self._sets[key] = _Points((self, *[rule for rule in beside if rule._points]))
+            points = self._points[entry.bucket] = self.points_inside(self.sources(entry))
         return points
 
-    # Where points are --------------------------------------------------------------------------------------
+    def points_inside(self, sources: Sequence[Source]) -> Points:
+        """Return some points of one bucket."""
+        return Points(sources, [_NEARNESS] * len(sources), self.slopes.inside)
 
-    def _logs_of(self, problem: Problem) -> tuple[list[float], list[float]]:
-        """Return the base-2 logarithms of a problem's sizes, on the Pow2 and on the Exact axes."""
-        return (
-            [math.log2(problem.size(name) or 1) for name in self._pow2],
-            [math.log2(problem.size(name) or 1) for name in self._exact],
+    def near(self, bucket: Problem) -> Points:
+        """Return the points of the nearest buckets; kept by bucket, and shared by buckets with the same."""
+        points = self._points.get(bucket)
+        if points is None:
+            if len(self._points) >= _MOST_KEPT:
+                self._points.clear()
+            places = self._nearest(bucket)
+            key = (self._classes_of(bucket), *places)
+            points = self._points.get(key) or self.points_of(bucket, [self._timed[place] for place in places])
+            self._points[bucket] = self._points[key] = points
+        return points
+
+    def points_of(self, bucket: Problem, entries: Sequence[Entry]) -> Points:
+        """Return the points of some entries for the sizes of another bucket."""
+        classes, sources, more = self._classes_of(bucket), list[Source](), list[float]()
+        for entry in entries:
+            own = self.sources(entry)
+            sources += own
+            others = sum(map(ne, classes, self._classes_of(entry.bucket)))
+            more += [_NEARNESS + self.rule.other_class * others] * len(own)
+        return Points(sources, more, self.slopes.outside, self.rule.far)
+
+    def nearest(self, bucket: Problem, without: Collection[Exact] = ()) -> list[Entry]:
+        """Return the entries of the nearest buckets, nearest first.
+
+        Args:
+            bucket: The bucket.
+            without: Sizes on the Exact axes of buckets that are left out.
+        """
+        return [self._timed[place] for place in self._nearest(bucket, without)]
+
+    def _nearest(self, bucket: Problem, without: Collection[Exact] = ()) -> list[int]:
+        # Written for speed: an unseen shape waits for it. Whole numbers, so that equal distances are equal.
+        logs, most = self._logs_of(bucket), self.rule.most_near
+        groups = [*zip(self._shapes, self._groups(logs, self._classes_of(bucket)), strict=True)]
+        if without:
+            groups = [(shape, group) for shape, group in groups if shape[0] not in without]
+        exact, near = [*compress(logs, self._is_exact)], list[tuple[int, int]]()
+        if len(exact) == 2:
+            x, y = exact
+            aparts = [(round(_UNIT * (abs(x - a) + abs(y - b))), group) for (_, (a, b)), group in groups]
+        else:
+            aparts = [(round(_UNIT * sum(map(abs, map(sub, exact, at)))), group) for (_, at), group in groups]
+        for least, apart, group in sorted([(apart + group[0][0], apart, group) for apart, group in aparts]):
+            if len(near) == most and least > near[-1][0]:
+                break
+            near = sorted(near + [(apart + distance, place) for distance, place in group])[:most]
+        return [place for _, place in near]
+
+    def _groups(self, logs: Sequence[float], classes: tuple[Value, ...]) -> list[list[tuple[int, int]]]:
+        """Return the nearest buckets of each of `_shapes`, by classes and Pow2 axes, which alone decide.
+
+        There are few such, so the answers are kept.
+        """
+        key = (classes, *compress(logs, self._is_pow2))
+        groups = self._kept_groups.get(key)
+        if groups is None:
+            pow2, distances = key[1:], dict[Exact, list[tuple[int, int]]]()
+            for place, entry in enumerate(self._timed):
+                at = compress(self._logs_of(entry.bucket), self._is_pow2)
+                others = sum(map(ne, classes, self._classes_of(entry.bucket)))
+                apart = sum(map(abs, map(sub, pow2, at))) + self.rule.other_class * others
+                distances.setdefault(self.exact(entry.bucket), []).append((round(_UNIT * apart), place))
+            groups = [sorted(distances[shape])[: self.rule.most_near] for shape, _ in self._shapes]
+            if len(self._kept_groups) >= _MOST_KEPT:
+                self._kept_groups.clear()
+            self._kept_groups[key] = groups
+        return groups
+
+    def left_out(self, entry: Entry) -> dict[Problem, float]:
+        """Return the rule's regret at each point of an entry, t / t_best - 1, estimated from its others.
+
+        The best is the fastest of the portfolio and the default at the point; a single point has 0.
+        """
+        regrets, sources = {}, self.sources(entry)
+        for source in sources:
+            points = self.points_inside([other for other in sources if other is not source])
+            estimates = self.estimates(source.problem, self.default_at(source.problem), points)
+            ranked = (source.slowdowns[place] for _, place in estimates.of(entry))
+            chosen = next((slowdown for slowdown in ranked if slowdown is not None), 0.0)
+            regrets[source.problem] = math.expm1(chosen)
+        return regrets
+
+    def sources(self, entry: Entry) -> list[Source]:
+        """Return the prepared points of an entry."""
+        sources = self._sources.get(entry.bucket)
+        if sources is None:
+            timed = (point for point in entry.points if any(us is not None for us in point.us))
+            sources = self._sources[entry.bucket] = [self._source(entry, point) for point in timed]
+        return sources
+
+    def _source(self, entry: Entry, point: Point) -> Source:
+        problem, us = entry.bucket.replaced(**point.size), in_worst_state(point).us
+        least = min(time for time in us if time is not None)
+        slowdowns = [None if time is None else math.log(time / least) for time in us]
+        worst = max(slowdown for slowdown in slowdowns if slowdown is not None)
+        share = min(max(worst / _EQUAL - 1, 0.0), 1.0)
+        logs, largest = self._logs_of(problem), self._largest
+        configs = (*self.table.portfolio, self.default_at(problem))
+        return Source(
+            entry=entry,
+            problem=problem,
+            logs=logs,
+            share=share,
+            part=share * sum(compress(logs, self._is_pow2)) / largest if largest else share,
+            us=math.log(least),
+            slowdowns=slowdowns,
+            counts=self._counts(problem, configs, slowdowns),
         )
 
-    @lazy
-    def problems(self) -> tuple[Problem, ...]:
-        """Problems of the points; they ascend."""
-        return tuple(self.bucket.replaced(**point.size) for point in self._points)
+    def _counts(
+        self, problem: Problem, configs: Sequence[Config], slowdowns: Sequence[float | None]
+    ) -> list[Counts]:
+        """Return the counts of configs at a point; zeros without a time or `tiles`."""
+        tiles, sm_count = self._tiles, self.table.built_with.sm_count
+        if tiles is None:
+            return [_NONE] * len(configs)
+        blocks = [*self._blocks_of(sm_count), blocks_in_flight(configs[-1], sm_count)]
+        return [
+            _NONE if slowdown is None else _counts(tiles(config, problem), at_once, sm_count)
+            for config, slowdown, at_once in zip(configs, slowdowns, blocks, strict=True)
+        ]
+
+    def _blocks_of(self, sm_count: int) -> list[int]:
+        """Return the number of blocks of each member of the portfolio that a GPU runs at a time."""
+        blocks = self._blocks.get(sm_count)
+        if blocks is None:
+            blocks = [blocks_in_flight(config, sm_count) for config in self.table.portfolio]
+            self._blocks[sm_count] = blocks
+        return blocks
+
+    def exact(self, problem: Problem) -> Exact:
+        """Return a problem's sizes on the Exact axes."""
+        pairs = zip(self.table.axes, self._is_pow2, strict=True)
+        return tuple([problem.size(name) for name, is_pow2 in pairs if not is_pow2])
+
+    def _logs_of(self, problem: Problem) -> tuple[float, ...]:
+        return tuple([math.log2(problem.size(name) or 1) for name in self.table.axes])
+
+    def _classes_of(self, problem: Problem) -> tuple[Value, ...]:
+        """Return a problem's classes in the order of the table's buckets."""
+        return tuple([problem[name] for name in self._class_names])
 
     @lazy
-    def _where(self) -> list[list[float]]:
-        sizes = [[point.size[name] for name in self._pow2] for point in self._points]
-        return [[math.log2(size or 1) for size in point_sizes] for point_sizes in sizes]
+    def _class_names(self) -> list[str]:
+        bucket = self.table.entries[0].bucket if self.table.entries else ()
+        return [name for name in bucket if name not in self.table.axes]
 
     @lazy
-    def _exact_logs(self) -> list[float]:
-        return self._logs_of(self.bucket)[1]
+    def _timed(self) -> list[Entry]:
+        """Entries with a time at a point."""
+        return [e for e in self.table.entries if any(us is not None for point in e.points for us in point.us)]
 
-    # Measurements at the points -----------------------------------------------------------------------------
+    @lazy
+    def _shapes(self) -> list[tuple[Exact, list[float]]]:
+        """Sizes of these entries' buckets on the Exact axes, each once, and their logarithms."""
+        buckets = {self.exact(entry.bucket): entry.bucket for entry in self._timed}
+        return [(shape, [*compress(self._logs_of(of), self._is_exact)]) for shape, of in buckets.items()]
+
+    @lazy
+    def _largest(self) -> float:
+        """Largest sum of logarithms on the Pow2 axes of a bucket."""
+        return max(sum(compress(self._logs_of(entry.bucket), self._is_pow2)) for entry in self.table.entries)
 
     @lazy
     def _place_of(self) -> dict[Config, int]:
         """Column of each config of the portfolio; of a repeated config the first counts."""
-        return {config: place for place, config in reversed([*enumerate(self._portfolio)])}
-
-    @lazy
-    def _timed(self) -> list[list[int]]:
-        """Columns with a time at each point, each config once; the last is the default's."""
-        places = [*sorted(self._place_of.values()), len(self._portfolio)]
-        return [[place for place in places if row[place] is not None] for row in self._slowdowns]
-
-    @lazy
-    def _slowdowns(self) -> list[list[float | None]]:
-        """Log slowdowns of the columns at each point."""
-        rows = []
-        for point in self._points:
-            least = min(us for us in point.us if us is not None)
-            rows.append([None if us is None else math.log(us / least) for us in point.us])
-        return rows
-
-    @lazy
-    def _waves(self) -> list[list[float]]:
-        """Logarithms of the columns' waves at each point, on the measured GPU."""
-        rows = []
-        for problem, slowdowns in zip(self.problems, self._slowdowns, strict=True):
-            configs = (*self._portfolio, self._default_at(problem))
-            pairs = zip(configs, slowdowns, strict=True)
-            rows.append([self._waves_of(config, slowdown, problem) for config, slowdown in pairs])
-        return rows
-
-    def _waves_of(self, config: Config, slowdown: float | None, problem: Problem) -> float:
-        if self._tiles is None or slowdown is None:
-            return 0.0
-        return math.log(waves(self._tiles(config, problem), config, self._sm_count))
-
-    def _rows_at(self, exponent: float) -> _Rows:
-        rows = self._rows.get(exponent)
-        if rows is None:
-            rows = _Rows([], [])
-            none = [[0.0] * len(slowdowns) for slowdowns in self._slowdowns]
-            all_grown = self._waves if exponent else none
-            for point, slowdowns, grown in zip(self._points, self._slowdowns, all_grown, strict=True):
-                without = [
-                    None if slowdown is None else slowdown - exponent * waves
-                    for slowdown, waves in zip(slowdowns, grown, strict=True)
-                ]
-                least = min(slowdown for slowdown in without if slowdown is not None)
-                fastest = min(time for time in point.us if time is not None)
-                rows.slowdowns.append(
-                    [None if slowdown is None else slowdown - least for slowdown in without]
-                )
-                rows.us.append(least + math.log(fastest))
-            self._rows[exponent] = rows  # whole or not at all: `tiles` may raise
-        return rows
-
-    def left_out(self) -> list[float]:
-        """Return the rule's regret at each point, t / t_best - 1, estimated from the other points alone.
-
-        The best is the fastest of the portfolio and the default at the point; a single point has 0.
-        """
-        regrets = []
-        for here, (problem, slowdowns) in enumerate(zip(self.problems, self._slowdowns, strict=True)):
-            others = BucketRule(
-                axes=self._axes,
-                bucket=self.bucket,
-                points=self._points[:here] + self._points[here + 1 :],
-                portfolio=self._portfolio,
-                default_at=self._default_at,
-                tiles=self._tiles,
-                sm_count=self._sm_count,
-                least_gain=self._least_gain,
-            )
-            default = self._default_at(problem)
-            columns = [*zip((*self._portfolio, default), slowdowns, strict=True)]
-            known = {config: slowdown for config, slowdown in reversed(columns) if slowdown is not None}
-            ranked = (config for _, config in others.ranking(problem, default).slowdowns if config in known)
-            taken = next(ranked, None)
-            regrets.append(0.0 if taken is None else math.expm1(known[taken]))
-        return regrets
-
-    @lazy
-    def _inside_exponent(self) -> float:
-        return self._least_left("inside") if self._tiles is not None else 0.0
-
-    @lazy
-    def _outside_exponents(self) -> dict[Where, float]:
-        """Exponent of waves by the position of a size relative to this bucket."""
-        if self._tiles is None:
-            return {"near": 0.0, "far": 0.0}
-        near = self._near_exponent
-        return {"near": self._least_left("near") if near is None else near, "far": _FAR}
-
-    def _least_left(self, where: Where) -> float:
-        preferred, best = _PREFERRED[where], self._sums.index(min(self._sums))
-        clearly = self._sums[best] < self._sums[preferred] - _PREFERENCE
-        return _EXPONENTS[best if clearly else preferred]
-
-    @lazy
-    def _sums(self) -> list[float]:
-        """Sum of log regrets at the points, each left out in turn, for each of `_EXPONENTS`."""
-        if len(self._points) < 2:
-            return [0.0] * len(_EXPONENTS)
-        return [sum(self._left(exponent)) for exponent in _EXPONENTS]
-
-    def _left(self, exponent: float) -> Iterator[float]:
-        """Yield the log regret of an exponent at each point, estimated from the other points."""
-        rows, own = self._rows_at(exponent).slowdowns, self._points_with(())
-        measured = zip(self._where, self._slowdowns, self._waves, strict=True)
-        for here, (where, slowdowns, grown) in enumerate(measured):
-            weights = own.weights(where, self._exact_logs)
-            del weights[here]
-            others, total = [*zip(*rows[:here], *rows[here + 1 :], strict=True)], sum(weights)
-            estimates = [
-                (_sum(weights, others[column]) / total + exponent * grown[column], column)
-                for column, slowdown in enumerate(slowdowns)
-                if slowdown is not None and any(other is not None for other in others[column])
-            ]
-            if estimates:
-                yield slowdowns[min(estimates)[1]] or 0.0
+        return {config: place for place, config in reversed([*enumerate(self.table.portfolio)])}
 
 
-class _Points:
-    """Points of a bucket and its neighbours, prepared to be weighted.
+_UNIT = 1e9
+"""Units of a doubling in which distances are compared."""
 
-    Args:
-        rules: The rules of the buckets; none is without points.
-    """
-
-    def __init__(self, rules: Sequence[BucketRule]) -> None:
-        self.rules = rules
-        self._exact = [rule._exact_logs for rule in rules]
-        self._where = [(number, where) for number, rule in enumerate(rules) for where in rule._where]
-        self._columns: dict[float, list[tuple[float | None, ...]]] = {}
-
-    def weights(self, pow2: Sequence[float], exact: Sequence[float]) -> list[float]:
-        """Return the points' weights for a size, given the logarithms of its sizes on both kinds of axes."""
-        # Written for speed: products have two Exact axes and one Pow2 axis.
-        if len(exact) == 2:
-            first, second = exact
-            apart = [_NEARNESS + abs(first - x) + abs(second - y) for x, y in self._exact]
-        else:
-            apart = [_NEARNESS + sum(map(abs, map(sub, exact, logs))) for logs in self._exact]
-        if len(pow2) == 1:
-            size = pow2[0]
-            return [1 / (apart[number] + abs(size - at)) ** 2 for number, (at,) in self._where]
-        return [1 / (apart[number] + sum(map(abs, map(sub, pow2, at)))) ** 2 for number, at in self._where]
-
-    def columns(self, exponent: float) -> list[tuple[float | None, ...]]:
-        """Return the log slowdown without waves of each config, portfolio then default, at each point."""
-        columns = self._columns.get(exponent)
-        if columns is None:
-            rows = [row for rule in self.rules for row in rule._rows_at(exponent).slowdowns]
-            columns = self._columns[exponent] = [*zip(*rows, strict=True)]
-        return columns
-
-
-def _sum(weights: Sequence[float], slowdowns: Sequence[float | None]) -> float:
-    """Return the weighted sum of the slowdowns; for None, the known ones are scaled up."""
-    try:
-        return float(sum(map(mul, weights, slowdowns)))
-    except TypeError:  # some are None
-        pairs = zip(weights, slowdowns, strict=True)
-        known = [(weight, slowdown) for weight, slowdown in pairs if slowdown is not None]
-        share = sum(weight for weight, _ in known) / sum(weights)
-        return sum(weight * slowdown for weight, slowdown in known) / share
+_MOST_KEPT = 1024
+"""Most sets of points that are kept, and of lists of distances; beyond it all are dropped."""

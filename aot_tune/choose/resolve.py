@@ -13,7 +13,7 @@ from aot_tune.choose.choice import Choice, Options, Source, miss_error, named
 from aot_tune.choose.index import Index, Match
 from aot_tune.choose.legality import Legality
 from aot_tune.choose.nearest import NEAR_DOUBLINGS
-from aot_tune.choose.points import Loads, Pick, Where, pick
+from aot_tune.choose.points import Loads, Pick, pick
 from aot_tune.errors import LaunchError, UsageError
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
@@ -85,12 +85,11 @@ def resolve(
         try:
             chosen = pick(
                 match.entry,
-                index.rule(match, default_at),
+                index.estimator(match, default_at),
                 default,
                 problem,
                 allowed,
-                where=where_of(source),
-                beside=() if source == "own" else index.beside(match, default_at),
+                bucket=None if source == "own" else index.bucket_of(problem),
                 sm_count=options.sm_count,
                 loads=_loads(legality, problem) if _is_of_other_model(match, options.gpu_model) else None,
             )
@@ -175,11 +174,6 @@ def _loads(legality: Legality, problem: Problem) -> Loads | None:
             return math.inf
 
     return loads
-
-
-def where_of(source: Source) -> Where:
-    """Return the position of a problem relative to the bucket of its config in this step."""
-    return "inside" if source == "own" else "near" if source == "nearest" else "far"
 
 
 def _given(legality: Legality, problem: Problem, config: Config) -> Choice:

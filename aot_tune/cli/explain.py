@@ -16,8 +16,7 @@ from aot_tune.choose.batch import Ranked
 from aot_tune.choose.choice import Choice, Source, tune_command
 from aot_tune.choose.index import Index
 from aot_tune.choose.legality import Legality
-from aot_tune.choose.points import waves
-from aot_tune.choose.resolve import where_of
+from aot_tune.choose.points import Estimates, waves
 from aot_tune.declare.checks import mistakes_on
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.fingerprint.hashing import source_hash
@@ -39,7 +38,7 @@ from aot_tune.values.text import aligned, counted
 
 @dataclass(frozen=True, kw_only=True)
 class Compared:
-    """Expected time of one config, by the rule between measured sizes."""
+    """Expected time of one config, by the rule between measured sizes, and the factors that it is made of."""
 
     config: Config
     """Config."""
@@ -49,6 +48,18 @@ class Compared:
 
     ratio: float
     """Expected time / the fastest config's."""
+
+    near: float
+    """Factor: its mean time / the fastest config's, at the points."""
+
+    counts: float
+    """Factor: what other waves and tiles than at the points change."""
+
+    unseen: float
+    """Factor for points at which it has no time."""
+
+    tiles: int | None
+    """Number of its tiles; None where the kernel declares no tiles."""
 
     waves: int | None
     """Number of times that the config fills the GPU with blocks; None where the kernel declares no tiles."""
@@ -107,6 +118,9 @@ class Explanation:
     basis: str
     """Points that the times are estimated from, each with its weight; empty when there are none."""
 
+    slopes: tuple[float, ...]
+    """Slopes by which counts change the times; empty where they do not count."""
+
     compared: tuple[Compared, ...]
     """Expected times of the portfolio and the defaults, fastest first; empty without a table."""
 
@@ -140,7 +154,7 @@ def explain(tunable: Declaration, arch: Arch, problem: Problem, *, option: str |
         warnings.simplefilter("always")
         index = loader.load(tunable, arch)  # again: loaded tables do not warn a second time
         choice = dispatcher_of(tunable).choice(arch, problem)
-    basis, compared = _compared(tunable, arch, problem, index, choice)
+    estimates, compared = _compared(tunable, arch, problem, index, choice)
     remarks = (
         *dict.fromkeys(str(warning.message) for warning in caught),
         *stale_messages(tunable, arch, index, source_hash(tunable)),
@@ -159,7 +173,10 @@ def explain(tunable: Declaration, arch: Arch, problem: Problem, *, option: str |
         default=tunable.default_config(arch, problem),
         source=choice.source,
         reason=choice.reason,
-        basis=basis,
+        basis="" if estimates is None else estimates.basis,
+        slopes=tuple(estimates.points.slopes)
+        if estimates is not None and any(estimates.points.slopes)
+        else (),
         compared=compared,
         at_edge=_at_edge(index, choice, tunable.default_config(arch, problem)),
         every_batch=_every_batch(tunable, arch, problem),
@@ -195,11 +212,16 @@ def overview_lines(answers: Sequence[Explanation]) -> list[str]:
 
 def explanation_lines(answer: Explanation) -> list[str]:
     """Return the explanation as text."""
+    is_unseen = any(row.unseen != 1 for row in answer.compared)
     rows = [
         (
             "  *" if row.config == answer.config else "   ",
             "" if row.us is None else f"{row.us:.2f} us",
             f"x{row.ratio:.3f}",
+            f"= near x{row.near:.3f}",
+            f"* counts x{row.counts:.3f}" if answer.slopes else "",
+            f"* unseen x{row.unseen:.3f}" if is_unseen else "",
+            "" if row.tiles is None else counted(row.tiles, "tile"),
             "" if row.waves is None else counted(row.waves, "wave"),
             f"{row.config}" + (" (default)" if row.config == answer.default else ""),
             f"refused: {row.refusal}" if row.refusal else "",
@@ -217,6 +239,7 @@ def explanation_lines(answer: Explanation) -> list[str]:
         f"  {answer.source}: {answer.reason}",
         *([heading] if rows else []),
         *aligned(rows),
+        *_slopes_lines(answer.slopes),
         *_edge_lines(answer),
         *_every_batch_lines(answer),
         *(f"  remark: {remark}" for remark in answer.remarks),
@@ -224,33 +247,46 @@ def explanation_lines(answer: Explanation) -> list[str]:
     ]
 
 
+def _slopes_lines(slopes: Sequence[float]) -> list[str]:
+    """Return the slopes, a line for each count."""
+    if not slopes:
+        return []
+    names = ("waves", "busiest multiprocessor's tiles", "tiles", "waves not rounded")
+    pairs = zip(names, slopes, slopes[4:], strict=False)
+    listed = ", ".join(f"{name} {plain:+.3f} {shared:+.3f}" for name, plain, shared in pairs)
+    return [f"  slopes of counts, and their slopes times the size's part of the largest: {listed}"]
+
+
 def _compared(
     tunable: Declaration, arch: Arch, problem: Problem, index: Index, choice: Choice
-) -> tuple[str, tuple[Compared, ...]]:
-    """Return the points of the estimates, in words, and the estimates."""
+) -> tuple[Estimates | None, tuple[Compared, ...]]:
+    """Return the estimates, if any, and their parts."""
     matches = (index.own(problem), index.nearest(problem, float("inf")))
     chosen = next((match for match in matches if match is not None and match.entry == choice.entry), None)
     if chosen is None:
-        return "", ()
+        return None, ()
     legality, default_at = Legality(tunable, arch), partial(tunable.default_config, arch)
-    own = choice.source == "own"
-    ranking = index.rule(chosen, default_at).ranking(
-        problem,
-        default_at(problem),
-        where=where_of(choice.source),
-        beside=() if own else index.beside(chosen, default_at),
-    )
+    estimator, own = index.estimator(chosen, default_at), choice.source == "own"
+    points = estimator.inside(chosen.entry) if own else estimator.near(index.bucket_of(problem))
+    estimates = estimator.estimates(problem, default_at(problem), points)
     sm_count, tiles = chosen.table.built_with.sm_count, tunable.tiles
-    return ranking.basis, tuple(
-        Compared(
+
+    def row(slowdown: float, place: int) -> Compared:
+        config, (near, unseen) = estimates.configs[place], estimates.parts(place)
+        number = tiles(config, problem) if tiles else None
+        return Compared(
             config=config,
-            us=round(ranking.us(slowdown), 3) if own else None,
-            ratio=round(math.exp(slowdown - ranking.slowdowns[0][0]), 4),
-            waves=waves(tiles(config, problem), config, sm_count) if tiles else None,
+            us=round(estimates.us(slowdown), 3) if own else None,
+            ratio=round(math.exp(slowdown - estimates.ranked[0][0]), 4),
+            near=round(math.exp(near), 4),
+            counts=round(math.exp(slowdown - near - unseen), 4),
+            unseen=round(math.exp(unseen), 4),
+            tiles=number,
+            waves=None if number is None else waves(number, config, sm_count),
             refusal=legality.refusal(config, problem),
         )
-        for slowdown, config in ranking.slowdowns
-    )
+
+    return estimates, tuple(row(*estimate) for estimate in estimates.ranked)
 
 
 def _at_edge(index: Index, choice: Choice, default: Config) -> tuple[AtEdge, ...]:

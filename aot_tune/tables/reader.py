@@ -36,12 +36,11 @@ from aot_tune.tables.strict_json import (
     loads,
 )
 from aot_tune.tables.table import (
-    NEAR_EXPONENTS,
     SCHEMA,
     BuiltWith,
-    BySize,
     Entry,
     Point,
+    Slopes,
     StateTimes,
     Table,
     entry_order,
@@ -118,18 +117,10 @@ def _arch(value: Json) -> Arch:
     return arch
 
 
-def _exponent(value: Json) -> float:
-    if type(value) not in (int, float) or value not in NEAR_EXPONENTS:
-        expected(f"one of {', '.join(map(str, NEAR_EXPONENTS))}", value, "")
+def _slope(value: Json) -> float:
+    if type(value) not in (int, float) or not -MOST_SLOPE <= value <= MOST_SLOPE:
+        expected(f"a number from {-MOST_SLOPE} to {MOST_SLOPE}", value, "")
     return float(value) + 0.0  # -0.0 + 0.0 == 0.0
-
-
-def _by_size(up_to: int, small: float, large: float) -> BySize:
-    if up_to & (up_to - 1):
-        expected("a power of two", up_to, "up_to")
-    if small == large:
-        expected(f"an exponent that differs from small, {small}", large, "large")
-    return BySize(up_to, small, large)
 
 
 def _check_hash(value: Json, path: str) -> None:
@@ -159,14 +150,11 @@ ARCH = Shape(_arch, lambda: {"enum": [str(arch) for arch in KNOWN_ARCHS]})
 HASH: Shape[str] = checked(_check_hash, {"type": "string", "pattern": "^[0-9a-f]{16}$"})
 """Hash of a kernel's code, of its check, or of a search space."""
 
-_EXPONENT = Shape(_exponent, lambda: {"enum": list(NEAR_EXPONENTS)})
-_BY_SIZE = record(
-    _by_size, {"up_to": whole("a power of two", 1, _ANY_SIZE), "small": _EXPONENT, "large": _EXPONENT}
-)
-_NEAR_EXPONENT: Shape[float | BySize] = Shape(
-    lambda value: (_BY_SIZE if type(value) is dict else _EXPONENT).read(value),
-    lambda: {"anyOf": [_EXPONENT.schema(), _BY_SIZE.schema()]},
-)
+MOST_SLOPE = 10
+"""Largest slope: a config that takes 2 ** 10 times as long where a count doubles."""
+
+_SLOPE = Shape(_slope, lambda: {"type": "number", "minimum": -MOST_SLOPE, "maximum": MOST_SLOPE})
+_SLOPES = record(Slopes, {name: listed(_SLOPE, 8, 8, f"{name} slopes") for name in Slopes._fields})
 
 BUILT_WITH_FIELDS: Fields = {
     "device_name": TEXT,
@@ -384,6 +372,6 @@ TABLE = record(
         # `_table` reads them, since their keys and the number of their times follow from the other values.
         "entries": Shape(lambda value: value, _ENTRIES.schema, _ENTRIES.known),
     },
-    {"kind": choice(("declared",)), "near_exponent": _NEAR_EXPONENT},
+    {"kind": choice(("declared",)), "slopes": _SLOPES},
 )
 """Table of a declared kernel."""

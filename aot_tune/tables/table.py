@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from typing import Literal, NamedTuple
 
 from aot_tune.values.arch import Arch
-from aot_tune.values.bucket import Axes, Pow2
+from aot_tune.values.bucket import Axes
 from aot_tune.values.config import Config
 from aot_tune.values.lazy import lazy
 from aot_tune.values.problem import Problem
@@ -21,32 +21,19 @@ SCHEMA = 2
 
 Evidence = Literal["measured", "predicted"]
 
-NEAR_EXPONENTS = (0.0, 0.5, 1.0)
-"""Possible values of an exponent of `Table.near_exponent`."""
 
+class Slopes(NamedTuple):
+    """Slopes by which slowdowns are carried from points to other sizes (`aot_tune.choose.points`).
 
-class BySize(NamedTuple):
-    """Exponents for small and for large buckets.
-
-    A small bucket is bound by memory, where a further wave costs little. A large bucket is bound by the
-    arithmetic units, which take whole waves.
+    Each has eight numbers: of the logarithms of waves, of the busiest multiprocessor's tiles, of all tiles
+    and of waves that are not rounded; and four that are multiplied by the size's part of the largest.
     """
 
-    up_to: int
-    """Largest size of a small bucket: the product of its sizes on the Pow2 axes, a power of two."""
+    inside: tuple[float, ...]
+    """Slopes between the points of a bucket."""
 
-    small: float
-    """Exponent of small buckets, one of `NEAR_EXPONENTS`."""
-
-    large: float
-    """Exponent of large buckets, one of `NEAR_EXPONENTS`."""
-
-    def at(self, size: int) -> float:
-        """Return the exponent of buckets of this size."""
-        return self.small if size <= self.up_to else self.large
-
-    def __str__(self) -> str:
-        return f"{self.small} for buckets up to {self.up_to}, {self.large} above"
+    outside: tuple[float, ...]
+    """Slopes from the nearest buckets to a size without a bucket."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -165,31 +152,16 @@ class Table:
     entries: tuple[Entry, ...]
     """Entries, sorted by `entry_order`."""
 
-    near_exponent: float | BySize | None = None
-    """Power of waves by which times carry over from the nearest buckets to a size outside all buckets.
-
-    The size is at most a doubling away (`aot_tune.choose.points`). The power is one of `NEAR_EXPONENTS`, or
-    two of them by the size of the nearest bucket; None where each bucket derives a power from its points."""
+    slopes: Slopes | None = None
+    """Slopes fitted to the table's points; None takes those that fit all shipped tables together."""
 
     def entry(self, bucket: Problem) -> Entry | None:
         """Return the entry of exactly this bucket."""
         return self._by_bucket.get(bucket)
 
-    def near_exponent_at(self, bucket: Problem) -> float | None:
-        """Return the exponent of `near_exponent` for sizes whose nearest bucket is this one."""
-        exponent = self.near_exponent
-        if isinstance(exponent, BySize):
-            return exponent.at(size_of(self.axes, bucket))
-        return exponent
-
     @lazy
     def _by_bucket(self) -> Mapping[Problem, Entry]:
         return {entry.bucket: entry for entry in self.entries}
-
-
-def size_of(axes: Axes, bucket: Problem) -> int:
-    """Return a bucket's size in the sense of `BySize`: the product of its sizes on the Pow2 axes."""
-    return math.prod(bucket.size(name) or 1 for name, axis in axes.items() if isinstance(axis, Pow2))
 
 
 def entry_order(axes: Axes, bucket: Problem) -> tuple[tuple[str, ...], tuple[int, ...], tuple[int, ...]]:

@@ -9,7 +9,7 @@ from collections.abc import Iterable, Mapping
 
 from aot_tune.tables.reader import BUILT_WITH_FIELDS, parse
 from aot_tune.tables.strict_json import Json
-from aot_tune.tables.table import SCHEMA, BySize, Entry, StateTimes, Table, entry_order
+from aot_tune.tables.table import SCHEMA, Entry, Slopes, StateTimes, Table, entry_order
 from aot_tune.values.bucket import Axes
 from aot_tune.values.problem import Problem
 
@@ -18,6 +18,9 @@ US_DECIMALS = 3
 
 _REGRET_DECIMALS = 4
 """Decimals to which a regret is rounded."""
+
+SLOPE_DECIMALS = 3
+"""Decimals to which slopes are rounded."""
 
 
 def dump(table: Table) -> bytes:
@@ -44,7 +47,7 @@ def dump(table: Table) -> bytes:
         "axes": line({name: axis.kind for name, axis in table.axes.items()}),
         "portfolio": lines([config.document for config in table.portfolio]),
         "portfolio_regret": line(rounded(table.portfolio_regret, _REGRET_DECIMALS)),
-        **({} if table.near_exponent is None else {"near_exponent": line(_exponent(table.near_exponent))}),
+        **({} if table.slopes is None else {"slopes": line(_slopes(table.slopes))}),
         "entries": lines([_entry_json(entry, table.axes) for entry in entries]),
     }
     text = document(values)
@@ -52,8 +55,8 @@ def dump(table: Table) -> bytes:
     return text.encode()
 
 
-def _exponent(exponent: float | BySize) -> Json:
-    return exponent._asdict() if isinstance(exponent, BySize) else exponent
+def _slopes(slopes: Slopes) -> Json:
+    return {name: [rounded(slope, SLOPE_DECIMALS) for slope in own] for name, own in slopes._asdict().items()}
 
 
 def _entry_json(entry: Entry, axes: Axes) -> dict[str, Json]:

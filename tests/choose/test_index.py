@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import dataclasses
 import math
-import time
 from pathlib import Path
 
 from hypothesis import given, settings
@@ -12,7 +11,6 @@ from hypothesis import strategies as st
 
 from aot_tune.choose.index import Index
 from aot_tune.choose.nearest import Places, nearest
-from aot_tune.tables.reader import MOST_ENTRIES
 from aot_tune.tables.table import Table
 from aot_tune.values.bucket import Exact, Pow2, bucket_of
 from aot_tune.values.problem import Problem
@@ -68,45 +66,10 @@ def test_the_first_table_that_has_a_bucket_tells_its_config() -> None:
     assert found.table is first
 
 
-def test_the_rule_of_an_entry_is_made_once() -> None:
-    index = Index(scale.axes, scale.tiles, {Path("t.json"): scale_table()})
-    found = index.own(Problem({"dtype": "bfloat16", "M": 40, "N": 1024}))
-    assert found is not None
-    assert index.rule(found, lambda problem: DEFAULT) is index.rule(found, lambda problem: DEFAULT)
-
-
-def test_buckets_beside_another_are_of_its_table_and_edges_the_nearest_first() -> None:
-    sizes = [(64, 1024), (64, 512), (128, 1536), (64, 1536), (64, 4096), (64, 65536), (64, 100000)]
-    buckets = [Problem({"dtype": "bfloat16", "M": m, "N": n}) for m, n in sizes]
-    table = scale_table()
-    entries = tuple(entry(bucket, DEFAULT, table.portfolio) for bucket in buckets)
-    other = dataclasses.replace(
-        table, entries=(entry(buckets[0].replaced(N=1100), DEFAULT, table.portfolio),)
-    )
-    index = Index(
-        scale.axes,
-        scale.tiles,
-        {Path("t.json"): dataclasses.replace(table, entries=entries), Path("other.json"): other},
-    )
-    asked = Problem({"dtype": "bfloat16", "M": 60, "N": 1030})
-    first = index.nearest(asked, 1.0)
-    assert first is not None
-    assert first.entry.bucket == buckets[0]
-    found = index.beside(first, lambda problem: DEFAULT)
-    assert [rule.bucket for rule in found] == [buckets[3], buckets[1], buckets[4]]
-
-
-def test_b12_the_largest_table_costs_a_new_shape_a_few_milliseconds() -> None:
-    """Every entry an Exact bucket of its own, and all about equally near."""
-    buckets = [
-        Problem({"dtype": "bfloat16", "M": 64, "N": 8192 + place, "K": 12288 - place})
-        for place in range(MOST_ENTRIES)
-    ]
-    index = index_of(table_of(buckets))
-    took = []
-    for size in range(1000, 1020):
-        wanted = Problem({"dtype": "bfloat16", "M": 8, "N": size, "K": 16 * size})
-        started = time.process_time()
-        assert index.nearest(wanted, math.inf) is not None
-        took.append(time.process_time() - started)
-    assert min(took) < 0.05  # CPU time, some 5 ms; each shape of a batch waits for it once
+def test_the_estimator_of_a_table_is_made_once() -> None:
+    tables = {Path("t.json"): scale_table(), Path("other.json"): scale_table()}
+    index = Index(scale.axes, scale.tiles, tables)
+    first, *_, last = index.matches()
+    estimators = [index.estimator(match, lambda problem: DEFAULT) for match in (first, last)]
+    assert estimators[0] is estimators[1]
+    assert estimators[0].table is tables[Path("t.json")]

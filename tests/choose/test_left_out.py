@@ -1,20 +1,20 @@
-"""The rule judged by a table's own points: as counted by hand, and the exponent that is chosen by it."""
+"""The rule judged by a table's own points, each left out, and the slopes that are fitted to them."""
 
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable, Collection, Iterator
-from typing import Any
+import math
+from collections.abc import Callable
 
 import pytest
 
 from aot_tune.bench.gpu import shipped
-from aot_tune.bench.left_out import summary
 from aot_tune.choose import left_out
-from aot_tune.choose.left_out import Left, across, inside, near_exponent
+from aot_tune.choose.left_out import Case, Equations, LeaveOut, fitted, fitted_slopes
+from aot_tune.choose.points import COMMON, NO_SLOPES, RULE, Estimator
 from aot_tune.tables.store import package_folder, read_table
-from aot_tune.tables.table import BySize, Entry, Point, Table, size_of
-from aot_tune.values.bucket import Exact, Pow2
+from aot_tune.tables.table import Entry, Point, Slopes, Table
+from aot_tune.values.bucket import Exact
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 from tests.support.samples import DEFAULT, entry, scale, scale_table
@@ -28,7 +28,8 @@ def test_a_point_is_told_from_the_others_of_its_bucket() -> None:
     us = {149: (10.0, 9.0, 20.0), 213: (11.0, 12.0, 20.0), 256: (12.0, 13.0, 24.0)}
     points = tuple(Point(size={"M": size}, us=times) for size, times in us.items())
     table = dataclasses.replace(TABLE, entries=(dataclasses.replace(large, points=points),))
-    assert list(inside(scale, table)) == [
+    cases = LeaveOut(scale, table).inside()
+    assert [case.left(NO_SLOPES) for case in cases[:2]] == [
         pytest.approx((1 / 9, 20 / 9 - 1)),
         pytest.approx((0.0, 20 / 11 - 1)),
     ]
@@ -44,22 +45,24 @@ def test_a_bucket_is_told_from_those_of_other_sizes_on_the_exact_axes() -> None:
     bucket = TABLE.entries[1].bucket
     table = with_shapes(lambda n: entry(bucket.replaced(N=n), winners[n], TABLE.portfolio), *winners)
     each = len(table.entries[0].points)
-    near = list(across(scale, table, near=True))
-    assert len(near) == each * 2, "8192 is far from all"
-    assert near[0] == pytest.approx((0.5, 0.5))
-    assert len(list(across(scale, table, near=False))) == each
-    assert list(across(scale, table, near=True, shapes={(1536,)})) == near[each:]
+    cases = LeaveOut(scale, table).outside()
+    assert [case.way for case in cases] == ["near"] * each * 2 + ["far"] * each, "8192 is far from all"
+    assert cases[0].left(NO_SLOPES) == pytest.approx((0.5, 0.5))
+    assert {case.nearest.bucket["N"] for case in cases[:each]} == {1536}
+    without = LeaveOut(scale, table).outside(without=(1536,))
+    assert {case.nearest.bucket["N"] for case in without} == {1024, 8192}
+    assert [case.way for case in without] == ["near"] * each + ["far"] * each
 
 
-# The exponent near a table's buckets ------------------------------------------------------------------------
+# Slopes -----------------------------------------------------------------------------------------------------
 
 
-def waves_told(config: Config, problem: Problem) -> int:
+def counted(config: Config, problem: Problem) -> int:
     """The narrow tiles fill the GPU once for each 1024 columns, the wide ones once in all."""
     return 132 * problem.size("N") // 1024 if config == FIRST else 132
 
 
-COUNTED = dataclasses.replace(scale, tiles=waves_told)
+COUNTED = dataclasses.replace(scale, tiles=counted)
 
 
 def of_times(us: Callable[[int], tuple[float, float]], *shapes: int) -> Table:
@@ -74,138 +77,115 @@ def of_times(us: Callable[[int], tuple[float, float]], *shapes: int) -> Table:
     return with_shapes(at, *shapes)
 
 
-SHAPES = (1024, 2048)
+SHAPES = tuple(1024 * n for n in range(1, 9))
 
 
-@pytest.mark.parametrize(
-    ("us", "exponent"),
-    [
-        (lambda n: (10.0 * n / 1024, 17.0), 1.0),
-        (lambda n: (10.0 * (n / 1024) ** 0.5, 12.0), None),  # each bucket says 1/2, and so does the table
-        (lambda n: (10.0, 12.0), 0.0),
-    ],
-    ids=["whole waves", "their root", "none"],
-)
-def test_the_exponent_near_buckets_is_what_tells_them_from_each_other(
-    us: Callable[[int], tuple[float, float]], exponent: float | None
-) -> None:
-    table = of_times(us, *SHAPES)
-    assert near_exponent(COUNTED, table) == exponent
-    chosen = dataclasses.replace(table, near_exponent=exponent)
-    assert [one.chosen for one in across(COUNTED, chosen, near=True)] == [0.0] * 6
-    assert near_exponent(scale, dataclasses.replace(table, entries=())) is None
-    assert near_exponent(dataclasses.replace(COUNTED, tiles=None), table) is None
+@pytest.mark.parametrize("exponent", [1.0, 0.5, 0.0])
+def test_slopes_tell_each_shape_from_the_others_where_times_grow_by_a_power_of_waves(exponent: float) -> None:
+    table = of_times(lambda n: (10.0 * (n / 1024) ** exponent, 20.0), *SHAPES)
+    slopes = fitted(LeaveOut(COUNTED, table).equations(), NO_SLOPES)
+    cases = LeaveOut(COUNTED, table).outside()
+    assert math.fsum(case.left(slopes).chosen for case in cases) < 0.01
+    wide = COUNTED.buckets[2].replaced(N=16384)
+    estimator = Estimator(dataclasses.replace(table, slopes=slopes), counted, lambda problem: DEFAULT)
+    estimates = estimator.estimates(wide, DEFAULT, estimator.near(wide))
+    by_place = {place: slowdown for slowdown, place in estimates.ranked}
+    grown = math.log(10.0 * 16**exponent / 20.0)
+    assert by_place[0] - by_place[1] == pytest.approx(grown, abs=0.2 + 0.1 * exponent)
 
 
-def test_the_root_of_waves_is_chosen_where_buckets_say_otherwise() -> None:
-    """Inside a bucket waves cost nothing, from one width to the next their root: each bucket says none.
-
-    At the first two widths SECOND wins at the wider one, which no waves would miss; at the other two, far
-    from them, FIRST wins at both, which whole waves would miss.
-    """
-    last = {149: 2, 213: 2, 256: 3}
-
-    def tiles(config: Config, problem: Problem) -> int:
-        return 132 * problem.size("N") // 1024 * last[problem.size("M")] if config == FIRST else 132
-
-    first = {1024: 10.0, 2048: 14.1, 65536: 10.0, 131072: 14.1}
-    second = {1024: 11.5, 2048: 11.5, 65536: 16.0, 131072: 16.0}
-    table = of_times(lambda n: (first[n], second[n]), *first)
-    tunable = dataclasses.replace(scale, tiles=tiles)
-    assert near_exponent(tunable, table) == 0.5
-    assert near_exponent(tunable, table, 1.0) == 0.5
-
-
-def test_where_no_shape_is_near_another_there_is_no_exponent() -> None:
-    table = of_times(lambda n: (10.0, 12.0), 1024, 8192)
-    assert near_exponent(COUNTED, table, 1.0) is None
+def test_the_estimate_of_a_case_is_what_serving_would_estimate() -> None:
+    """Two ways to compute: one sum of rests for serving, sums of all counts for a fit."""
+    tunable = shipped()["matmul"].tunable
+    table = read_table(package_folder(tunable) / "sm90" / "matmul.json")
+    judged = LeaveOut(tunable, table)
+    for case in judged.outside()[::37]:
+        source, slopes = case.source, judged.estimator.slopes
+        near = judged.estimator.nearest(source.entry.bucket, {judged.exact(case)})
+        points = judged.estimator.points_of(source.entry.bucket, near)
+        default = judged.estimator.default_at(source.problem)
+        estimates = judged.estimator.estimates(source.problem, default, points)
+        served = {place: slowdown for slowdown, place in estimates.ranked}
+        for row in case.rows:
+            changed = sum(slope * change for slope, change in zip(slopes.outside, row.changes, strict=True))
+            told = case.scale * (row.near + RULE.unseen * row.unseen + changed)
+            assert served[row.place] == pytest.approx(told, abs=1e-9)
+            near_part, unseen = estimates.parts(row.place)
+            assert near_part == pytest.approx(case.scale * row.near)
+            assert unseen == pytest.approx(case.scale * RULE.unseen * row.unseen)
 
 
-@pytest.mark.parametrize(("slower", "stays"), [(10.005, True), (10.02, False)])
-def test_the_present_exponent_stays_unless_another_leaves_clearly_less(slower: float, stays: bool) -> None:
-    # By whole waves SECOND is taken at 2048, which costs 0.05 or 0.2 % there and half of it in the mean.
+def test_without_tiles_or_entries_there_are_no_slopes() -> None:
+    table = of_times(lambda n: (10.0, 12.0), *SHAPES)
+    assert fitted_slopes(dataclasses.replace(COUNTED, tiles=None), table) is None
+    assert fitted_slopes(COUNTED, dataclasses.replace(table, entries=())) is None
+
+
+def test_a_table_of_which_nothing_can_be_learnt_has_the_common_slopes() -> None:
+    alone = of_times(lambda n: (10.0, 12.0), 1024)
+    alone = dataclasses.replace(
+        alone, entries=(dataclasses.replace(alone.entries[0], points=alone.entries[0].points[-1:]),)
+    )
+    assert fitted_slopes(COUNTED, alone) == COMMON
+
+
+def test_few_cases_are_held_to_the_prior_more_than_many() -> None:
+    table = of_times(lambda n: (10.0 * n / 1024, 20.0), *SHAPES)
+    _, outside = LeaveOut(COUNTED, table).equations()
+    many = Equations([100 * value for value in outside.sums], 100 * outside.cases)
+    prior = (3.0,) * 8
+
+    def off(equations: Equations) -> float:
+        return sum(abs(slope - 3.0) for slope in equations.slopes(prior))
+
+    assert off(outside) < off(many)
+    joined = Equations.joined([outside] * 100)
+    assert (joined.sums, joined.cases) == (pytest.approx(many.sums), many.cases)
+
+
+@pytest.mark.parametrize(("slower", "stays"), [(10.001, True), (10.5, False)])
+def test_the_present_slopes_stay_unless_others_leave_clearly_less(slower: float, stays: bool) -> None:
+    """By ten times the waves SECOND is taken at wider shapes, although both take equally long."""
     table = of_times(lambda n: (10.0, slower), *SHAPES)
-    assert near_exponent(COUNTED, table, 1.0) == (1.0 if stays else 0.0)
+    present = Slopes(inside=(10.0,) + (0.0,) * 7, outside=(10.0,) + (0.0,) * 7)
+    assert (fitted_slopes(COUNTED, table, present) == present) is stays
 
 
-def test_a_table_of_thousands_of_shapes_is_judged_by_some_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_table_of_thousands_of_shapes_is_fitted_to_some_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
     """Some of all kinds: of 150 widths at two depths, both depths."""
-    large, asked = TABLE.entries[2], []
+    large = TABLE.entries[2]
     shapes = [(n, k) for n in range(1024, 1024 + 16 * 150, 16) for k in (64, 128)]
     entries = [dataclasses.replace(large, bucket=large.bucket.replaced(N=n, K=k)) for n, k in shapes]
     axes = {**TABLE.axes, "K": Exact()}
     table = dataclasses.replace(TABLE, axes=axes, entries=tuple(entries))
+    asked: list[set[tuple[int, ...]]] = []
+    own = LeaveOut.equations
 
-    def counted(
-        *args: Any, shapes: Collection[tuple[int, ...]], **options: Any
-    ) -> Iterator[tuple[Entry, list[Left]]]:
-        asked.append(shapes)
-        return iter([(large, [Left(0.0, 0.0)] * 4)])
+    def equations(judged: LeaveOut) -> object:
+        asked.append({judged.exact(case) for case in judged.outside()})
+        return own(judged)
 
-    monkeypatch.setattr(left_out, "_across", counted)
-    near_exponent(COUNTED, table)
+    monkeypatch.setattr(left_out.LeaveOut, "equations", equations)
+    fitted_slopes(COUNTED, table)
     assert [len(one) for one in asked] == [32]
     assert {k for _, k in asked[0]} == {64, 128}
 
 
-def of_two_sizes(shapes: int) -> Table:
-    """A table in which waves cost nothing up to M = 4, and whole waves above."""
-
-    def at(n: int, m: int) -> Entry:
-        large = TABLE.entries[2]
-        first = 10.0 * (n // 1024 if m > 4 else 1)
-        points = tuple(Point(size={"M": size}, us=(first, 12.0, 60.0)) for size in (m - 1, m))
-        return dataclasses.replace(large, bucket=large.bucket.replaced(N=n, M=m), points=points)
-
-    entries = tuple(at(1024 * n, m) for n in range(1, shapes + 1) for m in (4, 256))
-    return dataclasses.replace(TABLE, entries=entries)
-
-
-def test_small_and_large_buckets_may_have_exponents_of_their_own() -> None:
-    tunable = dataclasses.replace(
-        scale, tiles=lambda config, problem: 132 * problem.size("N") // 1024 if config == FIRST else 132
-    )
-    table = of_two_sizes(8)
-    two = BySize(4, small=0.0, large=1.0)
-    assert near_exponent(tunable, table) == two
-    assert near_exponent(tunable, table, 0.5) == two
-    assert near_exponent(tunable, table, two) == two
-    chosen = dataclasses.replace(table, near_exponent=two)
-    assert {one.chosen for one in across(tunable, chosen, near=True)} == {0.0}
-    small, large = (entry.bucket for entry in table.entries[:2])
-    assert (chosen.near_exponent_at(small), chosen.near_exponent_at(large)) == (0.0, 1.0)
-
-
-def test_a_few_points_are_no_evidence_for_a_second_exponent() -> None:
-    tunable = dataclasses.replace(
-        scale, tiles=lambda config, problem: 132 * problem.size("N") // 1024 if config == FIRST else 132
-    )
-    assert not isinstance(near_exponent(tunable, of_two_sizes(7)), BySize)  # 14 points of each size
-
-
-def test_a_bucket_is_as_large_as_the_product_of_its_sizes_on_pow2_axes() -> None:
-    axes = {"batch": Pow2(), "tokens": Pow2(), "heads": Exact()}
-    assert size_of(axes, Problem({"batch": 8, "tokens": 512, "heads": 3})) == 4096
-    assert size_of(axes, Problem({"batch": 0, "tokens": 512, "heads": 3})) == 512
-    assert str(BySize(64, 0.5, 1.0)) == "0.5 for buckets up to 64, 1.0 above"
-
-
 @pytest.mark.parametrize("kernel", shipped())
-def test_the_shipped_tables_have_the_exponent_that_a_sweep_would_choose(kernel: str) -> None:
+def test_the_shipped_tables_have_the_slopes_that_a_sweep_would_fit(kernel: str) -> None:
     tunable = shipped()[kernel].tunable
     table = read_table(package_folder(tunable) / "sm90" / f"{kernel}.json")
-    assert near_exponent(tunable, table, table.near_exponent) == table.near_exponent
+    assert fitted_slopes(tunable, table) == table.slopes
+    assert fitted_slopes(tunable, table, table.slopes) == table.slopes
 
 
-def test_near_the_buckets_of_attention_no_waves_leave_less_than_what_each_bucket_says() -> None:
-    """Its blocks differ in length under a causal mask. The tuner's README has figures: 3.1 and 1.7 %."""
-    tunable = shipped()["attention"].tunable
-    table = read_table(package_folder(tunable) / "sm90" / "attention.json")
+def test_slopes_that_were_fitted_leave_less_than_none() -> None:
+    tunable = shipped()["matmul"].tunable
+    table = read_table(package_folder(tunable) / "sm90" / "matmul.json")
+    cases = [case for case in LeaveOut(tunable, table).outside() if case.way == "near"]
+    assert table.slopes is not None
 
-    def mean(exponent: float | None) -> float:
-        one = dataclasses.replace(table, near_exponent=exponent)
-        found = summary(across(tunable, one, near=True))
-        assert found is not None
-        return found.mean
+    def mean(cases: list[Case], slopes: Slopes) -> float:
+        return math.fsum(case.left(slopes).chosen for case in cases) / len(cases)
 
-    assert mean(0.0) < 0.6 * mean(None)
+    assert mean(cases, table.slopes) < 0.5 * mean(cases, NO_SLOPES)

@@ -13,7 +13,7 @@ from aot_tune.cli.diff import diff_tables as diff_documents
 from aot_tune.cli.documents.declared import DeclaredDocument
 from aot_tune.cli.json_text import json_text
 from aot_tune.errors import TableError, UsageError
-from aot_tune.tables.table import BySize, Table
+from aot_tune.tables.table import Slopes, Table
 from aot_tune.tables.writer import dump
 from aot_tune.values.arch import Arch
 from tests.support.samples import DEFAULT, SPACE, scale_table, with_entry, write
@@ -70,7 +70,7 @@ def test_what_changed_outside_the_entries_is_remarked() -> None:
         built_with=dataclasses.replace(old.built_with, driver="590.1", device_name="NVIDIA H100"),
         portfolio=(old.portfolio[0], SPACE[3]),
         portfolio_regret=0.05,
-        near_exponent=BySize(64, 0.5, 1.0),
+        slopes=Slopes((0.5,) * 8, (-1.0,) * 8),
     )
     assert diff_tables(old, new).remarks == (
         f"source {old.source_hash} -> 0123456789abcdef",
@@ -78,7 +78,7 @@ def test_what_changed_outside_the_entries_is_remarked() -> None:
         "driver 580.159.04 -> 590.1",
         f"portfolio: + {SPACE[3]}; - {old.portfolio[1]}",
         "portfolio regret 1.0% -> 5.0%",
-        "near_exponent of each bucket -> 0.5 for buckets up to 64, 1.0 above",
+        f"slopes of all tables -> inside{' 0.5' * 8}, outside{' -1.0' * 8}",
     )
 
 

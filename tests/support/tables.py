@@ -64,4 +64,4 @@ WITH_STATES = dataclasses.replace(
         dataclasses.replace(small_entry(128), config=_SPLIT),
     ),
 )
-"""A table with a value for each optional key but `near_exponent`."""
+"""A table with a value for each optional key but `slopes`."""

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aot_tune.errors import AotTuneError, NewerSchemaError, TableError
 from aot_tune.tables.reader import parse
-from aot_tune.tables.table import NEAR_EXPONENTS, BySize, Entry, Point, StateTimes, Table, entry_order
+from aot_tune.tables.table import Entry, Point, Slopes, StateTimes, Table, entry_order
 from aot_tune.tables.writer import dump
 from aot_tune.values.arch import KNOWN_ARCHS
 from aot_tune.values.bucket import Exact, Pow2, bucket_of
@@ -21,8 +21,7 @@ from aot_tune.values.config import HINTS, Config
 from aot_tune.values.problem import Problem
 from tests.support.tables import BUILT_WITH, LARGE, TABLE, WITH_STATES, small_entry
 
-NEAR = [None, *NEAR_EXPONENTS, BySize(64, 0.5, 1.0), BySize(1, 1.0, 0.0)]
-"""Values of `near_exponent`."""
+SLOPES = Slopes(inside=(0.25, -0.5, *(0.0,) * 6), outside=(1.125, -0.001, 10.0, -10.0, *(0.5,) * 4))
 
 SHIPPED = sorted((Path(__file__).parents[2] / "tuned_configs").glob("*/*.json"))
 
@@ -83,7 +82,7 @@ def test_optional_keys_are_written_only_where_they_have_a_value():
 @pytest.mark.parametrize(
     "change",
     [
-        {"near_exponent": 0.0},
+        {"slopes": SLOPES},
         {"portfolio": WITH_STATES.portfolio},
         *({"entries": (dataclasses.replace(small_entry(64), **values),)} for values in (
             {"disturbed": "x"},
@@ -93,7 +92,7 @@ def test_optional_keys_are_written_only_where_they_have_a_value():
         )),
     ],
     ids=[
-        "near_exponent", "kernel in the portfolio", "disturbed", "states", "kernel",
+        "slopes", "kernel in the portfolio", "disturbed", "states", "kernel",
         "states of points",
     ],
 )  # fmt: skip
@@ -199,7 +198,7 @@ def tables(draw):
         axes=axes,
         portfolio=portfolio,
         portfolio_regret=draw(REGRETS),
-        near_exponent=draw(st.sampled_from(NEAR)),
+        slopes=draw(st.sampled_from([None, SLOPES])),
         entries=tuple(
             Entry(
                 bucket=bucket,
@@ -352,17 +351,15 @@ WRONG_OPTIONAL = [
     (_set("kind", "recorded"), "kind"),
     (_set("kind", None), "kind"),
     (_set("kinds", "declared"), ""),
-    (_set("near_exponent", 0.25), "near_exponent"),
-    (_set("near_exponent", None), "near_exponent"),
-    (_set("near_exponent", True), "near_exponent"),
-    (_set("near_exponent", {"up_to": 64, "small": 0.5}), "near_exponent"),
-    (_set("near_exponent", {"up_to": 64, "small": 0.5, "large": 1, "more": 1}), "near_exponent"),
-    (_set("near_exponent", {"up_to": 48, "small": 0.5, "large": 1}), "near_exponent.up_to"),
-    (_set("near_exponent", {"up_to": 0, "small": 0.5, "large": 1}), "near_exponent.up_to"),
-    (_set("near_exponent", {"up_to": True, "small": 0.5, "large": 1}), "near_exponent.up_to"),
-    (_set("near_exponent", {"up_to": 64, "small": 0.25, "large": 1}), "near_exponent.small"),
-    (_set("near_exponent", {"up_to": 64, "small": 0.5, "large": "1"}), "near_exponent.large"),
-    (_set("near_exponent", {"up_to": 64, "small": 1, "large": 1.0}), "near_exponent.large"),
+    (_set("slopes", 0.25), "slopes"),
+    (_set("slopes", None), "slopes"),
+    (_set("slopes", {"inside": [0] * 8}), "slopes"),
+    (_set("slopes", {"inside": [0] * 8, "outside": [0] * 8, "far": [0] * 8}), "slopes"),
+    (_set("slopes", {"inside": [0] * 7, "outside": [0] * 8}), "slopes.inside"),
+    (_set("slopes", {"inside": [0] * 8, "outside": [0] * 9}), "slopes.outside"),
+    (_set("slopes", {"inside": [True] * 8, "outside": [0] * 8}), "slopes.inside[0]"),
+    (_set("slopes", {"inside": [0] * 8, "outside": [0] * 7 + ["1"]}), "slopes.outside[7]"),
+    (_set("slopes", {"inside": [0] * 8, "outside": [0] * 7 + [10.5]}), "slopes.outside[7]"),
     (_set("portfolio", 1, "kernel", "../x"), "portfolio[1].kernel"),
     (_set("portfolio", 1, "kernel", None), "portfolio[1].kernel"),
     (_set("entries", 0, "disturbed", None), "entries[0].disturbed"),

@@ -24,7 +24,7 @@ from aot_tune.tables import reader, store, writer
 from aot_tune.tables.fit import entry_complaints, mismatch, portfolio_complaints, undeclared
 from aot_tune.tables.gpu_models import measured_on, other_gpu_model
 from aot_tune.tables.states import first_state
-from aot_tune.tables.table import BySize, Entry, Table, entry_order, geometric_mean
+from aot_tune.tables.table import Entry, Slopes, Table, entry_order, geometric_mean
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.text import aligned, counted
@@ -89,7 +89,7 @@ class DeclaredDocument(Document):
             self.made_with(),
             f"portfolio of {counted(len(table.portfolio), 'config')}, "
             f"worst regret {table.portfolio_regret:.1%}"
-            + ("" if table.near_exponent is None else f"; near_exponent {table.near_exponent}"),
+            + ("" if table.slopes is None else f"; slopes {_slopes(table.slopes)}"),
             *(f"  {name}: {config}" for config, name in names.items()),
             *aligned([heads, *(_entry_row(entry, names) for entry in table.entries)]),
             *(f"disturbed: {entry.bucket}: {entry.disturbed}" for entry in table.entries if entry.disturbed),
@@ -129,8 +129,8 @@ class DeclaredDocument(Document):
             yield f"portfolio: {'; '.join(words) or 'another order'}"
         if before.portfolio_regret != after.portfolio_regret:
             yield f"portfolio regret {before.portfolio_regret:.1%} -> {after.portfolio_regret:.1%}"
-        if before.near_exponent != after.near_exponent:
-            yield f"near_exponent {_exponent(before.near_exponent)} -> {_exponent(after.near_exponent)}"
+        if before.slopes != after.slopes:
+            yield f"slopes {_slopes(before.slopes)} -> {_slopes(after.slopes)}"
 
     # Checking -----------------------------------------------------------------------------------------------
 
@@ -234,8 +234,10 @@ def _winner(entry: Entry) -> Winner:
     return Winner(entry, entry.config, entry.bucket, str(entry.config), data, entry.evidence)
 
 
-def _exponent(exponent: float | BySize | None) -> str:
-    return "of each bucket" if exponent is None else str(exponent)
+def _slopes(slopes: Slopes | None) -> str:
+    if slopes is None:
+        return "of all tables"
+    return ", ".join(f"{name} {' '.join(map(str, own))}" for name, own in slopes._asdict().items())
 
 
 def _axes(table: Table) -> str:

@@ -247,15 +247,13 @@ class LiveSearch:
         times = _times_us(tunable, occasion, nearest)
         allowed = [c for c in times if occasion.legality.refusal(c, occasion.problem) is None]
         default = tunable.default_config(arch, occasion.problem)
-        index, problem, default_at = occasion.index, occasion.problem, partial(tunable.default_config, arch)
-        expected = index.rule(nearest, default_at).ranking(
-            problem,
-            default,
-            where="far",
-            beside=index.beside(nearest, default_at),
-            sm_count=occasion.device.sm_count,
+        index, problem = occasion.index, occasion.problem
+        estimator = index.estimator(nearest, partial(tunable.default_config, arch))
+        expected = estimator.estimates(
+            problem, default, estimator.near(index.bucket_of(problem)), occasion.device.sm_count
         )
-        promising = [config for _, config in expected.slowdowns if config in allowed]
+        ranked = [expected.configs[place] for _, place in expected.ranked]
+        promising = [config for config in ranked if config in allowed]
         chosen: list[Config] = []
         compiles = 0
         for config in dict.fromkeys((*promising, *allowed)):

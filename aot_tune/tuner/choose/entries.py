@@ -8,13 +8,13 @@ one would.
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import replace
 
-from aot_tune.choose.points import BucketRule
+from aot_tune.choose.points import Estimator
 from aot_tune.errors import TuneError
 from aot_tune.tables.strict_json import LONGEST_TEXT
-from aot_tune.tables.table import Entry, Point, StateTimes, Table, entry_order
+from aot_tune.tables.table import Entry, Point, Slopes, StateTimes, Table, entry_order
 from aot_tune.tuner.choose import states
 from aot_tune.tuner.choose.incumbent import (
     carried_entries,
@@ -114,6 +114,7 @@ def choose_entries(
     *,
     incumbent: Table | None = None,
     keep: Collection[Problem] = (),
+    slopes_of: Callable[[Table], Slopes | None] = lambda table: None,
 ) -> Table:
     """Choose each edge's winner and make the table.
 
@@ -138,6 +139,7 @@ def choose_entries(
         portfolio: The result of `settle_portfolio`.
         incumbent: The table to be replaced.
         keep: As for `settle_portfolio`.
+        slopes_of: Fits the table's slopes.
 
     Raises:
         TuneError: A default computes a wrong result, or a partial sweep's kept entries were made under other
@@ -149,25 +151,26 @@ def choose_entries(
     defaults = {problem: sweep.default(problem) for problem in times}
     judged = sweep.judged(times)
     left = max(regrets(judged, defaults, portfolio, least_gain=sweep.least_gain), default=0.0)
-    entries = _swept_entries(sweep, portfolio, times, incumbent)
+    swept = _swept_entries(sweep, portfolio, times, incumbent)
+    new = {entry.bucket for entry in swept if incumbent is None or entry is not incumbent.entry(entry.bucket)}
+    entries = swept
     if incumbent is not None and (carried := carried_entries(sweep, incumbent, keep)):
-        entries += [widened(entry, incumbent.portfolio, portfolio) for entry in carried]
+        entries = swept + [widened(entry, incumbent.portfolio, portfolio) for entry in carried]
         left = max(left, incumbent.portfolio_regret)
     entries.sort(key=lambda entry: entry_order(sweep.axes, entry.bucket))
     if incumbent is not None and tuple(entries) == incumbent.entries and incumbent.portfolio == portfolio:
         same_check = incumbent.check_hash == sweep.check_hash
         return incumbent if same_check else replace(incumbent, check_hash=sweep.check_hash)
-    return Table(
-        kernel=sweep.kernel,
-        arch=sweep.arch,
-        source_hash=sweep.source_hash,
-        check_hash=sweep.check_hash,
-        built_with=sweep.built_with,
-        axes=sweep.axes,
-        portfolio=portfolio,
-        portfolio_regret=left,
-        entries=tuple(entries),
-    )
+    table = _table(sweep, portfolio, entries, left)
+    table = replace(table, slopes=slopes_of(table))
+    estimator = Estimator(table, sweep.tiles, sweep.default)
+    entries = [
+        replace(entry, regret=max(estimator.left_out(entry).values(), default=0.0))
+        if entry.bucket in new
+        else entry
+        for entry in entries
+    ]
+    return replace(table, entries=tuple(entries))
 
 
 def _swept_entries(
@@ -347,7 +350,7 @@ def _entry(
         mean_us=winner.mean_us,
         error_margin_us=winner.error_margin_us,
         default_us=times[default].mean_us,
-        regret=max(_rule(sweep, portfolio, edge, points).left_out(), default=0.0),
+        regret=0.0,
         evidence=sweep.evidence,
         points=points,
         disturbed=disturbed,
@@ -373,33 +376,50 @@ def _disturbed(
 
 
 def left_at_points(
-    sweep: SweepTimes, portfolio: Sequence[Config], edge: Problem, times: Times
-) -> dict[Problem, float]:
-    """Return the rule's regret at each point of a bucket, estimated from its other points.
-
-    The edge is one of the points.
+    sweep: SweepTimes,
+    portfolio: Sequence[Config],
+    times: Mapping[Problem, Times],
+    slopes: Slopes | None = None,
+) -> dict[Problem, dict[Problem, float]]:
+    """Return the rule's regret at each point of buckets, estimated from the bucket's other points, by edge.
 
     Args:
         sweep: The kernel's times.
         portfolio: The portfolio.
-        edge: The problem at the bucket's edge.
-        times: Every measured problem of the bucket with its times.
+        times: Edge to every measured problem of its bucket, the edge included, with its times.
+        slopes: Slopes of the present table, if any.
     """
-    points = _points(sweep, portfolio, times)
-    problems = [edge.replaced(**point.size) for point in points]
-    return dict(zip(problems, _rule(sweep, portfolio, edge, points).left_out(), strict=True))
+    # All planned edges, so that the largest does not depend on which are measured so far.
+    edges = [problem for problem in sweep.defaults if bucket_of(sweep.axes, problem) == problem]
+    entries = [
+        Entry(
+            bucket=edge,
+            config=sweep.default(edge),
+            mean_us=0.0,
+            error_margin_us=0.0,
+            default_us=0.0,
+            regret=0.0,
+            evidence=sweep.evidence,
+            points=_points(sweep, portfolio, times.get(edge, {})),
+        )
+        for edge in dict.fromkeys((*times, *edges))
+    ]
+    table = replace(_table(sweep, portfolio, entries), slopes=slopes)
+    estimator = Estimator(table, sweep.tiles, sweep.default)
+    return {entry.bucket: estimator.left_out(entry) for entry in entries if entry.bucket in times}
 
 
-def _rule(
-    sweep: SweepTimes, portfolio: Sequence[Config], edge: Problem, points: Sequence[Point]
-) -> BucketRule:
-    return BucketRule(
+def _table(
+    sweep: SweepTimes, portfolio: Sequence[Config], entries: Sequence[Entry], regret: float = 0.0
+) -> Table:
+    return Table(
+        kernel=sweep.kernel,
+        arch=sweep.arch,
+        source_hash=sweep.source_hash,
+        check_hash=sweep.check_hash,
+        built_with=sweep.built_with,
         axes=sweep.axes,
-        bucket=edge,
-        points=points,
-        portfolio=portfolio,
-        default_at=sweep.default,
-        tiles=sweep.tiles,
-        sm_count=sweep.built_with.sm_count,
-        least_gain=sweep.least_gain,
+        portfolio=tuple(portfolio),
+        portfolio_regret=regret,
+        entries=tuple(entries),
     )

@@ -5,10 +5,11 @@ from __future__ import annotations
 import traceback
 from collections.abc import Collection, Mapping
 from dataclasses import replace
+from functools import partial
 
-from aot_tune.choose.left_out import near_exponent
+from aot_tune.choose.left_out import fitted_slopes
 from aot_tune.declare.declaration import Declaration
-from aot_tune.tables.table import BuiltWith, Table
+from aot_tune.tables.table import BuiltWith, Slopes, Table
 from aot_tune.tuner.choose.entries import choose_entries, left_at_points, settle_portfolio
 from aot_tune.tuner.choose.incumbent import check_joinable, comparable, differences
 from aot_tune.tuner.choose.times import TIE, ProblemTimes, SweepTimes
@@ -104,11 +105,12 @@ class Decision:
         may_stay = set()
         if self.old is not None and not differences(self._empty, self.old):
             may_stay = {entry.bucket for entry in self.old.entries}
+        timed = {
+            edge: inside for edge, inside in times.items() if sweep.default(edge) in inside.get(edge, {})
+        }
+        slopes = None if self.old is None else self.old.slopes
         sizes = {}
-        for edge, inside in times.items():
-            if sweep.default(edge) not in inside.get(edge, {}):
-                continue  # it gets no entry
-            left = left_at_points(sweep, portfolio, edge, inside)
+        for edge, left in left_at_points(sweep, portfolio, timed, slopes).items():
             at_most = LEFT_AT_MOST + (TIE if edge in may_stay else 0.0)
             if (size := next_size(axes, edge, left, at_most=at_most)) is not None:
                 sizes[edge] = size
@@ -128,21 +130,23 @@ class Decision:
             portfolio = self._joined_portfolio(sweep, swept)
             untimed = set(portfolio) - self._timed(swept)
             sweep = _without(sweep, untimed)
-        table = choose_entries(sweep, portfolio, incumbent=self.old, keep=self._keep)
-        if self.old is not None and table == replace(self.old, check_hash=table.check_hash):
-            return table
+        return choose_entries(
+            sweep, portfolio, incumbent=self.old, keep=self._keep, slopes_of=partial(self._slopes, sweep)
+        )
+
+    def _slopes(self, sweep: SweepTimes, table: Table) -> Slopes | None:
         old = comparable(sweep, self.old, self._keep)
-        exponent = None if old is None else old.near_exponent
+        present = None if old is None else old.slopes
         # Functions of the declaration may raise at sizes where nothing was timed: no reason to lose a sweep.
         try:
-            exponent = near_exponent(self.tunable, table, exponent)
+            return fitted_slopes(self.tunable, table, present)
         except Exception as error:
             place = traceback.extract_tb(error.__traceback__)[-1]
             self.remark = (
-                f"near_exponent is not chosen, because the declaration raises {described(error)} "
+                f"slopes are not fitted, because the declaration raises {described(error)} "
                 f"({place.filename}, line {place.lineno}); correct it and tune again"
             )
-        return replace(table, near_exponent=exponent)
+        return present
 
     def join(self, now: Table | None) -> None:
         """Take into account the table that another tune has written since the sweep began.

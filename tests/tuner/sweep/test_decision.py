@@ -9,6 +9,8 @@ from typing import Any
 
 import pytest
 
+from aot_tune.choose.left_out import fitted_slopes
+from aot_tune.choose.points import COMMON
 from aot_tune.declare.fingerprint.hashing import check_hash, source_hash
 from aot_tune.tables.table import Table
 from aot_tune.tuner.outcome import Measurement
@@ -19,7 +21,7 @@ from aot_tune.tuner.sweep.state import KernelTimes
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
-from tests.support.samples import DEFAULT, SM90, scale_in, scale_table
+from tests.support.samples import DEFAULT, SM90, scale, scale_in, scale_table
 
 TABLE = scale_table()
 FIRST, SECOND = TABLE.portfolio
@@ -168,10 +170,11 @@ def _filled(config: Config, problem: Problem) -> int:
     return 132 * problem.size("N") // 1024 if config == FIRST else 132
 
 
-def test_a_table_says_how_waves_count_near_its_buckets() -> None:
+def test_a_table_has_slopes_that_are_fitted_to_its_points() -> None:
     table = _decision(tiles=_filled, typical=TYPICAL).table(_two_widths())
     assert len(table.entries) == 2
-    assert table.near_exponent == 0.0
+    assert table.slopes is not None
+    assert table.slopes == fitted_slopes(dataclasses.replace(scale, tiles=_filled), table)
     assert _decision(table, tiles=_filled, typical=TYPICAL).table(_two_widths()) is table
 
 
@@ -179,19 +182,19 @@ def test_a_declaration_that_raises_between_its_sizes_costs_no_table(monkeypatch:
     def raising(*args: object) -> None:
         raise ZeroDivisionError("no tiles")
 
-    monkeypatch.setattr(decision, "near_exponent", raising)
+    monkeypatch.setattr(decision, "fitted_slopes", raising)
     decided = _decision(tiles=_filled, typical=TYPICAL)
     table = decided.table(_two_widths())
     assert len(table.entries) == 2
-    assert table.near_exponent is None
+    assert table.slopes is None
     line = raising.__code__.co_firstlineno + 1
     assert decided.remark == (
-        "near_exponent is not chosen, because the declaration raises ZeroDivisionError: no tiles "
+        "slopes are not fitted, because the declaration raises ZeroDivisionError: no tiles "
         f"({__file__}, line {line}); correct it and tune again"
     )
     with monkeypatch.context() as patch:
-        patch.setattr(decision, "near_exponent", lambda *args: None)
+        patch.setattr(decision, "fitted_slopes", lambda *args: None)
         decided.table(_two_widths())
     assert decided.remark is None, "it is of the last table"
-    old = dataclasses.replace(table, near_exponent=1.0, source_hash="0" * 16)
-    assert _decision(old, tiles=_filled, typical=TYPICAL).table(_two_widths()).near_exponent == 1.0
+    old = dataclasses.replace(table, slopes=COMMON, source_hash="0" * 16)
+    assert _decision(old, tiles=_filled, typical=TYPICAL).table(_two_widths()).slopes == COMMON

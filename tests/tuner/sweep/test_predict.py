@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from aot_tune.choose.points import pick, rule_of
+from aot_tune.choose.points import Estimator, pick
 from aot_tune.declare.declaration import Work
 from aot_tune.declare.discovery import FoundKernel, find_tunables
 from aot_tune.declare.fingerprint.hashing import source_hash
@@ -135,8 +135,9 @@ def test_sizes_inside_a_bucket_keep_the_default_too_unless_a_tenth_is_promised()
         for point in entry.points[:-1]:
             problem = entry.bucket.replaced(**point.size)
             default = matmul_tunable.default_config(SM100, problem)
-            rule = rule_of(entry, table, matmul_tunable.tiles, partial(matmul_tunable.default_config, SM100))
-            chosen = pick(entry, rule, default, problem, lambda config: True)
+            default_at = partial(matmul_tunable.default_config, SM100)
+            estimator = Estimator(table, matmul_tunable.tiles, default_at)
+            chosen = pick(entry, estimator, default, problem, lambda config: True)
             assert chosen is not None
             if chosen.config != default:
                 us = dict(zip(table.portfolio, point.us[:-1], strict=True))[chosen.config]

@@ -1105,9 +1105,9 @@ def test_a_declaration_that_raises_between_its_sizes_is_noted_and_its_table_publ
     def raising(*args: object) -> None:
         raise ZeroDivisionError("no tiles")
 
-    monkeypatch.setattr(decision, "near_exponent", raising)
+    monkeypatch.setattr(decision, "fitted_slopes", raising)
     progress = Quiet()
     assert _tune(folder, progress).complete
-    [told] = [line for line in progress.said if "near_exponent" in line]
-    assert told.startswith("Note(text='scale: near_exponent is not chosen, because the declaration raises Z")
+    [told] = [line for line in progress.said if "slopes" in line]
+    assert told.startswith("Note(text='scale: slopes are not fitted, because the declaration raises Z")
     assert len(store.read_table(_path(folder)).entries) == 3
