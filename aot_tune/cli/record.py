@@ -20,8 +20,11 @@ def recording_lines(recording: Recording) -> Iterator[str]:
             "-I, -E and -S"
         )
         return
+    if recording.interrupted:
+        yield f"interrupted by {recording.interrupted}: no config is passed over for it"
     if not recording.sites:
-        yield "nothing was recorded: no call of cuda.tile.tune.exhaustive_search"
+        until = " until then" if recording.interrupted else ""
+        yield f"nothing was recorded: no call of cuda.tile.tune.exhaustive_search{until}"
         return
     header = ("where", "kernel", "problems", "gain", "failed", "wrong")
     yield from aligned([header, *(_row(site) for site in recording.sites)])
@@ -37,7 +40,7 @@ def _row(site: Site) -> Sequence[str]:
     return (
         _short(site.place),
         site.kernel,
-        str(site.problems),
+        str(len(site.problems)),
         f"{_mean(site.gains):.2f}x the first config" if site.gains else "-",
         str(site.failures),
         str(site.wrong),

@@ -84,14 +84,17 @@ def become(command: Sequence[str], *, tables: Sequence[str]) -> NoReturn:
         raise UsageError(f"{command[0]} cannot be run: {error.strerror}") from None
 
 
-def run(command: Sequence[str], **passed: Sequence[str]) -> int:
-    """Run a program to its end, and return its exit code. Pass on every signal that can be.
+def run(command: Sequence[str], **passed: Sequence[str]) -> tuple[int, str]:
+    """Run a program to its end. Pass on every signal that can be.
 
     Args:
         command: The program and its arguments.
         passed: Lists of texts that `options` returns in the program. ``recorder`` names a function, as
             ``module:function``, that each Python of the program calls at its first search with all of
             `passed`, and that returns the function that records one.
+
+    Returns:
+        The exit code, and the name of the signal by which the program was asked to end, else empty.
 
     Raises:
         UsageError: There is no such program, or it cannot be run.
@@ -101,10 +104,11 @@ def run(command: Sequence[str], **passed: Sequence[str]) -> int:
         process = subprocess.Popen(command, env=environ)
     except OSError as error:
         raise UsageError(f"{command[0]} cannot be run: {error.strerror}") from None
-    with _signals_passed_to(process):
+    with _signals_passed_to(process) as received:
         code = process.wait()
+    asked = [signal.Signals(number).name for number in (*received, -code) if number in _ENDING]
     # A program that a signal ended: 128 and the signal's number, as shells report it.
-    return code if code >= 0 else 128 - code
+    return (code if code >= 0 else 128 - code), next(iter(asked), "")
 
 
 _KEPT_SIGNALS = {
@@ -114,15 +118,20 @@ _KEPT_SIGNALS = {
 }
 """Signals that cannot be handled, or are of this process alone: its child, its terminal, its own faults."""
 
+_ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU}
+"""Signals of people, terminals and time limits, by which no fault of a program ends it."""
+
 _OF_KEYS = {signal.SIGINT, signal.SIGQUIT}
 """Signals that keys of a terminal send to both processes."""
 
 
 @contextmanager
-def _signals_passed_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
-    """Pass on signals. This process stops when the program is asked to, and goes on with it."""
+def _signals_passed_to(process: subprocess.Popen[bytes]) -> Iterator[list[int]]:
+    """Pass on signals, and yield those received. This process stops and goes on with the program."""
+    received: list[int] = []
 
     def pass_on(number: int, frame: object) -> None:
+        received.append(number)
         if number not in _OF_KEYS or not _in_foreground():
             process.send_signal(number)
         if number == signal.SIGTSTP:
@@ -130,7 +139,7 @@ def _signals_passed_to(process: subprocess.Popen[bytes]) -> Iterator[None]:
 
     former = {number: signal.signal(number, pass_on) for number in signal.valid_signals() - _KEPT_SIGNALS}
     try:
-        yield
+        yield received
     finally:
         for number, handler in former.items():
             signal.signal(number, handler or signal.SIG_DFL)

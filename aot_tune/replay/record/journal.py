@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Any, get_args
 
 from aot_tune.tuner.outcome import Failure, Measurement, Stage
@@ -20,11 +20,17 @@ class SearchJournal:
     Args:
         journal: The journal of the kernel, which all its searches share.
         key: The name of this search in the journal.
+        run: The run of `aot-tune record` that this process belongs to.
+        interrupted: Other runs that did not end by themselves. A config that such a run began runs again.
     """
 
-    def __init__(self, journal: Journal, key: str) -> None:
+    def __init__(
+        self, journal: Journal, key: str, *, run: str = "", interrupted: Collection[str] = ()
+    ) -> None:
         self._journal = journal
         self._key = key
+        self._run = run
+        self._interrupted = interrupted
         self._begun: set[int] = set()
         self._outcomes: dict[int, Measurement | Failure] = {}
         self._rounds: dict[tuple[int, int], Measurement] = {}
@@ -35,7 +41,8 @@ class SearchJournal:
     def _read(self, record: Mapping[str, Any]) -> None:
         at = record["config"]
         if record["what"] == "begun":
-            self._begun.add(at)
+            if record["run"] not in self._interrupted:
+                self._begun.add(at)
             return
         if record["what"] == "abandoned":
             self._begun.discard(at)
@@ -71,7 +78,7 @@ class SearchJournal:
     def begin(self, at: int) -> None:
         """Write that a config runs next."""
         if at not in self._begun:
-            self._journal.append({"search": self._key, "config": at, "what": "begun"})
+            self._journal.append({"search": self._key, "config": at, "what": "begun", "run": self._run})
 
     def abandon(self, at: int) -> None:
         """Write that a config was interrupted for a reason that is not its own."""
@@ -112,7 +119,7 @@ def accepts(record: Record) -> bool:
     if what == "timed":
         times = (record.get("mean_us"), record.get("error_margin_us"), record.get("num_samples"))
         return all(map(_is_number, times)) and (record.get("round") is None or type(record["round"]) is int)
-    return what in ("begun", "abandoned")
+    return what == "abandoned" or (what == "begun" and isinstance(record.get("run"), str))
 
 
 def _is_number(value: object) -> bool:

@@ -7,16 +7,18 @@ import json
 import os
 import sys
 import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from aot_tune import environment
-from aot_tune.errors import StoreError, UsageError
+from aot_tune.errors import AotTuneError, StoreError, UsageError
 from aot_tune.replay.answer.program import run
 from aot_tune.replay.answer.searches import SearchCall
-from aot_tune.replay.record.recorder import JOURNALS, Recorder, Site
+from aot_tune.replay.files import read_recorded
+from aot_tune.replay.record.recorder import JOURNALS, UNFINISHED, Recorder, Site, search_key
 from aot_tune.tables.files import check_writable, write_atomic
 
 
@@ -35,6 +37,9 @@ class Recording:
 
     pythons: int
     """Number of Python processes that would have recorded a search."""
+
+    interrupted: str
+    """Name of the signal that ended the program; empty where it ended by itself."""
 
 
 def record(
@@ -64,7 +69,7 @@ def record(
     for place in (journals, *([out] if out is not None else [])):
         check_writable(place)
     with tempfile.TemporaryDirectory(prefix="aot-tune-record-") as folder:
-        code = run(
+        code, interrupted = run(
             command,
             recorder=["aot_tune.replay.record.program:recorder"],
             out=[str(out.absolute())] if out is not None else [],
@@ -72,6 +77,8 @@ def record(
             journals=[str(journals.absolute())],
             reports=[folder],
         )
+        if not interrupted:
+            _unfinished(journals, Path(folder)).unlink(missing_ok=True)
         pythons = len(list(Path(folder).glob("*.began")))
         sites: dict[tuple[str, str], Site] = {}
         tables: dict[str, None] = {}
@@ -79,15 +86,35 @@ def record(
             report = json.loads(path.read_text())
             tables |= dict.fromkeys(report["tables"])
             for site in report["sites"]:
-                _add(sites, Site(**{**site, "remarks": dict.fromkeys(site["remarks"])}))
-    return Recording(exit_code=code, sites=tuple(sites.values()), tables=tuple(tables), pythons=pythons)
+                _add(sites, Site(**site))
+    held = set(_keys_of(map(Path, tables)))
+    for total in sites.values():
+        total.problems = {key: None for key in total.problems if key in held}
+    return Recording(
+        exit_code=code,
+        sites=tuple(sites.values()),
+        tables=tuple(tables),
+        pythons=pythons,
+        interrupted=interrupted,
+    )
+
+
+def _unfinished(journals: Path, reports: Path) -> Path:
+    return journals / f"{reports.name}{UNFINISHED}"
+
+
+def _keys_of(paths: Iterable[Path]) -> Iterator[str]:
+    """Yield the keys of the searches in tables. A table that is gone or damaged holds none."""
+    for path in paths:
+        with suppress(AotTuneError):
+            yield from (search_key(path, one.space, one.problem) for one in read_recorded(path).entries)
 
 
 def _add(sites: dict[tuple[str, str], Site], site: Site) -> None:
     """Add another process's recordings at one place."""
     total = sites.setdefault((site.place, site.kernel), site)
     if total is not site:
-        total.problems += site.problems
+        total.problems |= site.problems
         total.searches += site.searches
         total.gains += site.gains
         total.failures += site.failures
@@ -101,12 +128,14 @@ def recorder(passed: Mapping[str, Sequence[str]]) -> Callable[[SearchCall], Any]
     Args:
         passed: The options that `record` passed to the program.
     """
+    folder, journals = Path(passed["reports"][0]), Path(passed["journals"][0])
     recording = Recorder(
         out=Path(passed["out"][0]) if passed.get("out") else None,
         package=passed["package"][0] if passed.get("package") else None,
-        journals=Path(passed["journals"][0]),
+        journals=journals,
+        run=folder.name,
+        begun=lambda: _report(recording, folder),
     )
-    folder = Path(passed["reports"][0])
 
     def record_and_report(call: SearchCall) -> Any:
         try:
@@ -114,6 +143,9 @@ def recorder(passed: Mapping[str, Sequence[str]]) -> Callable[[SearchCall], Any]
         finally:
             _report(recording, folder)  # at once: a program that is killed reports nothing at its end
 
+    with suppress(OSError):  # without the file a config that is interrupted counts as failed
+        journals.mkdir(parents=True, exist_ok=True)
+        _unfinished(journals, folder).touch()
     os.register_at_fork(after_in_child=recording.forget_counts)  # the parent reports them
     atexit.register(_end, recording, folder)
     return record_and_report
@@ -127,7 +159,7 @@ def _end(recorder: Recorder, folder: Path) -> None:
 def _report(recorder: Recorder, folder: Path) -> None:
     if not recorder.sites or not folder.is_dir():  # the parent may be gone
         return
-    sites = [{**asdict(site), "remarks": list(site.remarks)} for site in recorder.sites.values()]
+    sites = [asdict(site) for site in recorder.sites.values()]
     tables = [str(path) for path in recorder.tables]
     text = json.dumps({"sites": sites, "tables": tables})
     try:

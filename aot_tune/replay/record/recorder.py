@@ -7,7 +7,7 @@ import json
 import math
 import os
 import sys
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import partial
 from hashlib import sha256
@@ -36,6 +36,7 @@ from aot_tune.replay.record.launches import Launches
 from aot_tune.replay.record.search import (
     Identified,
     LibrarySearch,
+    PassedOverError,
     Searched,
     as_result,
     identified,
@@ -54,10 +55,16 @@ from aot_tune.tuner.measure.worker.backend import TIMING
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.tuner.sweep.journal import Journal
 from aot_tune.values.device import Device
-from aot_tune.values.text import counted, error_in_words
+from aot_tune.values.text import counted, error_in_words, shortened
 
 JOURNALS = Path("build/record")
 """Default folder of journals. A kernel's journal is ``<arch>/<module>.<kernel>.jsonl`` below it."""
+
+UNFINISHED = ".unfinished"
+"""End of the name of a run's file in the folder of journals. The run removes the file where the program ends
+by itself: a config that was begun then and has no outcome ended the program, and is passed over."""
+
+_NOT_ENDED = "a search had not ended: its outcomes are kept, and the same command goes on with it"
 
 MOST_SEARCHES_OF_ONE_PROBLEM = 3
 """Most searches of one problem in a process. A library may ask again because the contents of an index tensor
@@ -74,8 +81,8 @@ class Site:
     kernel: str
     """Kernel's module and name."""
 
-    problems: int = 0
-    """Number of different problems."""
+    problems: dict[str, None] = field(default_factory=dict)
+    """Searches of different problems, each by `search_key`."""
 
     searches: int = 0
     """Number of searches, recorded or not."""
@@ -134,9 +141,8 @@ class _Task:
 
     @property
     def key(self) -> str:
-        """Return the hash of the kernel, the search space and the problem."""
-        text = f"{self.path.name}\n{space_hash(self.known.texts)}\n{self.known.problem!r}"
-        return sha256(text.encode()).hexdigest()[:24]
+        """Return the `search_key` of this search."""
+        return search_key(self.path, space_hash(self.known.texts), self.known.problem)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -155,6 +161,11 @@ class _Won:
         return time.mean_us / self.entry.mean_us if time is not None else math.inf
 
 
+def search_key(path: Path, space: str, problem: Problem) -> str:
+    """Return the hash of a table's name, a search space and a problem."""
+    return sha256(f"{path.name}\n{space}\n{problem!r}".encode()).hexdigest()[:24]
+
+
 def ahead_of(index: int, cubins: Path) -> Ahead | None:
     """Make what tries configs ahead on a GPU, with a folder of cubins; None without a GPU."""
     return Ahead(index, cubins) if visible_gpus() else None
@@ -169,6 +180,9 @@ class Recorder:
         journals: The folder of journals, the same for all processes of a program.
         ahead: Makes what tries configs ahead, from a GPU's number and a folder for cubins; gives None where
             there is no GPU.
+        run: The run of `aot-tune record` that this process belongs to: the name of its file in `journals`, if
+            it did not end by itself (`UNFINISHED`).
+        begun: Called when a search begins.
     """
 
     def __init__(
@@ -178,7 +192,10 @@ class Recorder:
         package: str | None = None,
         journals: Path = JOURNALS,
         ahead: Callable[[int, Path], Ahead | None] = ahead_of,
+        run: str = "",
+        begun: Callable[[], None] = lambda: None,
     ) -> None:
+        self._run, self._begun = run, begun
         self._out = out.absolute() if out is not None else None
         self._package = package
         self._journals = journals.absolute()
@@ -327,21 +344,26 @@ class Recorder:
         self._turns[task.path] = task.turn
         number = self._counts[task.key] = self._counts.get(task.key, 0) + 1
         if number == 1:
-            site.problems += 1
+            site.problems[task.key] = None
             self._remark_on(task)
         won = self._won.setdefault(task.key, [])
         if number > MOST_SEARCHES_OF_ONE_PROBLEM and won:
             safest = _joined(won)[0]
             return answer_of(call.space[known.texts.index(safest.text)], safest)
+        site.remarks[_NOT_ENDED] = None
+        self._begun()
         try:
             search, results = self._searched(task, number)
         except AotTuneError as error:
+            site.remarks.pop(_NOT_ENDED)
             site.remarks[f"not recorded: {error}"] = None
             return call.search()
+        site.remarks.pop(_NOT_ENDED)
         site.failures += len(results.failures) - len(results.wrong)
         site.wrong += len(results.wrong)
         for at, message in results.wrong.items():
             site.remarks[f"config {known.texts[at]} is passed over: {message}"] = None
+        site.remarks |= dict.fromkeys(_failures_in_words(known.texts, results))
         if not results.times:
             raise_as_cutile(call, results.failures)
         timed = [cutile.hints_of(search.kernel(at), task.device.arch) for at in results.times]
@@ -362,7 +384,8 @@ class Recorder:
         _existing(task.path)
         path = self._journals / str(task.device.arch) / task.path.with_suffix(".jsonl").name
         with _journal(path, task) as journal:
-            outcomes = SearchJournal(journal, f"{task.key}.{number}")
+            interrupted = {path.stem for path in self._journals.glob(f"*{UNFINISHED}")} - {self._run}
+            outcomes = SearchJournal(journal, f"{task.key}.{number}", run=self._run, interrupted=interrupted)
             search = LibrarySearch(task.call, task.known, outcomes, task.index, partial(self._tried, task))
             return search, search.run()
 
@@ -442,6 +465,18 @@ class Recorder:
                 "it will be replayed without cubins, since nothing else imports a main module: put the "
                 "kernel into a module"
             ] = None
+
+
+def _failures_in_words(texts: Sequence[str], results: Searched) -> Iterator[str]:
+    """Yield a remark for each message of failed configs."""
+    by_message: dict[str, list[int]] = {}
+    for at, (kind, message) in results.failures.items():
+        if at not in results.wrong:
+            named = "" if kind in (PassedOverError, RuntimeError) else f"{kind.__name__}: "
+            by_message.setdefault(shortened(named + message.strip().partition("\n")[0]), []).append(at)
+    for message, places in by_message.items():
+        more = f" and {len(places) - 1} more" if len(places) > 1 else ""
+        yield f"config {texts[places[0]]}{more} failed: {message}"
 
 
 def equal_to_a_size(problem: Problem) -> list[str]:

@@ -31,6 +31,18 @@ def test_what_a_search_writes_is_read_again(tmp_path: Path) -> None:
     assert (again.outcome(0), again.round(0, 1)) == (outcome, outcome)
 
 
+def test_a_config_of_an_interrupted_run_is_not_to_blame(tmp_path: Path) -> None:
+    with Journal.open(tmp_path / "x.jsonl", IDENTITY, accepts=accepts) as journal:
+        for at, run in enumerate(["interrupted", "crashed", "mine"]):
+            SearchJournal(journal, "a", run=run).begin(at)
+    with Journal.open(tmp_path / "x.jsonl", IDENTITY, accepts=accepts) as journal:
+        search = SearchJournal(journal, "a", run="mine", interrupted={"interrupted"})
+        assert [search.killed(at) for at in range(3)] == [False, True, True]
+        search.begin(0)
+    with Journal.open(tmp_path / "x.jsonl", IDENTITY, accepts=accepts) as journal:
+        assert SearchJournal(journal, "a", interrupted={"interrupted"}).killed(0)
+
+
 @pytest.mark.parametrize(
     "change",
     [
@@ -42,6 +54,7 @@ def test_what_a_search_writes_is_read_again(tmp_path: Path) -> None:
         {"num_samples": None},
         {"round": "first"},
         {"what": "lost"},
+        {"what": "begun", "run": []},
         {"what": "failed", "stage": "nowhere", "message": ""},
         {"what": "failed", "stage": "verify", "message": 1},
     ],

@@ -211,6 +211,36 @@ def test_what_a_program_recorded_before_it_was_killed_is_told_once(tmp_path: Pat
     assert "1 table written:" in done.stderr
 
 
+INTERRUPTED = """
+    import os, signal, time
+    from aot_tune.nvidia import cutile
+    own, timed = cutile.search, []
+    def interrupted(*args, **kwargs):
+        timed.append(args)
+        if len(timed) == 4:
+            os.kill(os.getppid(), signal.SIGTERM)
+            time.sleep(60)
+        return own(*args, **kwargs)
+    cutile.search = interrupted
+"""
+
+
+def test_a_search_that_is_interrupted_excludes_no_config_and_is_told(tmp_path: Path) -> None:
+    line = "    from tests.support import tuned_once\n"
+    stopped = ONCE.replace(line, line + INTERRUPTED)
+    done = aot_tune(tmp_path, "record", "--out", "tables", "--", sys.executable, "-c", stopped, "1024")
+    assert done.returncode == 128 + signal.SIGTERM
+    first, _, row, remark, *_ = done.stderr.splitlines()
+    assert first == "interrupted by SIGTERM: no config is passed over for it"
+    assert row.split()[1:] == ["tests.support.tuned_once.scale_kernel", "0", "-", "0", "0"]
+    assert remark.partition(": ")[2].startswith("a search had not ended: its outcomes are kept")
+    done = aot_tune(tmp_path, "record", "--out", "tables", "--", sys.executable, "-c", ONCE, "1024")
+    row, *rest = done.stderr.splitlines()[1:]
+    assert row.split()[2] == "1"
+    assert row.split()[-2:] == ["0", "0"]
+    assert rest[0] == "1 table written:"
+
+
 @pytest.mark.parametrize("verb", ["record", "run"])
 def test_without_a_program_it_is_told_what_to_do(verb: str, tmp_path: Path) -> None:
     done = aot_tune(tmp_path, verb)

@@ -123,7 +123,7 @@ def test_what_was_recorded_is_told(recorder: Recorder, tmp_path: Path) -> None:
     told = site(recorder)
     assert told.place.rpartition(":")[0].endswith("tuned_once.py")
     assert told.kernel == "tests.support.tuned_once.scale_kernel"
-    assert (told.problems, told.searches, told.failures, told.wrong) == (2, 2, 0, 0)
+    assert (len(told.problems), told.searches, told.failures, told.wrong) == (2, 2, 0, 0)
     assert told.gains == pytest.approx([5, 5])
     assert list(recorder.tables) == [
         tmp_path / "tables" / "sm90" / file_name(tuned_once.__name__, "scale_kernel")
@@ -235,7 +235,7 @@ def test_a_rank_is_answered_and_records_nothing(
         "answered and not searched: this process is a rank by AOT_TUNE_RANKED=2, and searches nothing: set "
         "AOT_TUNE_RANKED=1 if it is not one of several"
     ]
-    assert (told.problems, recorder.tables) == (0, {})
+    assert (told.problems, recorder.tables) == ({}, {})
 
 
 def test_what_cannot_be_recorded_is_searched_and_remarked(recorder: Recorder, replayed: list[int]) -> None:
@@ -385,6 +385,19 @@ def test_another_package_is_left_alone(recorder: Recorder, tmp_path: Path, repla
     tuned(*tensors(1024))
     assert replayed == [9]
     assert list(site(other).remarks) == ["not recorded: it is not of the package mylib"]
+
+
+def test_configs_that_failed_are_remarked_by_message(recorder: Recorder) -> None:
+    def args(config: Any) -> tuple[Any, ...]:
+        if config.TILE > 16:
+            raise MemoryError("too large\nas ever")
+        return (*tensors(1024), 1024, 2.0, config.TILE)
+
+    space = SPACE[2:8]
+    tuned_once.exhaustive_search(space, 0, lambda config: (1, 1, 1), scale_kernel, args, quiet=True)
+    (remark,) = (one for one in site(recorder).remarks if "failed" in one)
+    assert remark.startswith('config {"SimpleNamespace":{"TILE":32,')
+    assert remark.endswith("}} and 4 more failed: MemoryError: too large")
 
 
 def test_equal_launches_are_remarked(recorder: Recorder) -> None:
