@@ -304,7 +304,7 @@ class Equations(NamedTuple):
         """Return the slopes that fit best, held to a prior that weighs as much as some cases (ridge)."""
         rows = [self.sums[i * (_SLOPES + 1) : (i + 1) * (_SLOPES + 1)] for i in range(_SLOPES)]
         mean = sum(row[i] for i, row in enumerate(rows)) / _SLOPES
-        if not mean:
+        if mean <= _NOISE * self.cases:  # the counts do not differ, but for rounding
             return tuple(prior)
         held = _HELD * (1 + _HELD_CASES / self.cases)
         for i, row in enumerate(rows):
@@ -376,6 +376,9 @@ _HELD = 0.05
 
 _HELD_CASES = 100
 """Cases of which a fit weighs as much as twice `_HELD`: of few cases the prior weighs more."""
+
+_NOISE = 1e-12
+"""Mean square of the changes of counts that is rounding alone."""
 
 _LEAST = 0.001
 """Part of the mean weight by which slopes are held of whose counts the cases say nothing."""

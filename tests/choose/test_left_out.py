@@ -35,6 +35,11 @@ def test_a_point_is_told_from_the_others_of_its_bucket() -> None:
     ]
 
 
+def test_changes_of_counts_that_are_rounding_alone_leave_the_prior() -> None:
+    noise = Equations([1e-32] * 8 * 8 + [1e-17] * 8, 100)
+    assert noise.slopes(COMMON.inside) == COMMON.inside
+
+
 def with_shapes(entry_at: Callable[[int], Entry], *shapes: int) -> Table:
     """The table with an entry for each N."""
     return dataclasses.replace(TABLE, entries=tuple(map(entry_at, shapes)))
