@@ -16,7 +16,7 @@ from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Pow2
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
-from aot_tune.values.text import shortened
+from aot_tune.values.text import described, shortened
 
 if TYPE_CHECKING:
     from aot_tune.declare.declaration import Declaration
@@ -43,7 +43,10 @@ def entry_complaints(table: Table, tunable: Declaration, entry: Entry, *, own: b
     yield from unreachable
     if unreachable:
         return  # the declaration's functions may only be called with problems of the kernel
-    yield from _config_complaints(table, tunable, entry)
+    try:
+        yield from list(_config_complaints(table, tunable, entry))
+    except Exception as error:  # the author's functions may raise at some sizes only
+        yield f"a function of the declaration raises {described(error)}", "correct the declaration"
     if entry.mean_us > entry.default_us and not any(
         times.mean_us <= times.default_us for times in entry.states.values()
     ):

@@ -19,6 +19,7 @@ from aot_tune.tables.fit import entry_complaints, portfolio_complaints
 from aot_tune.tables.states import first_state
 from aot_tune.tables.table import Entry, Table, geometric_mean
 from aot_tune.tuner.choose.gpu_models import CLOCKS
+from aot_tune.tuner.choose.incumbent import had_another_default
 from aot_tune.tuner.choose.times import TIE
 from aot_tune.values.bucket import Axes
 from aot_tune.values.config import Config
@@ -243,7 +244,7 @@ def worse_entries(
     """Describe the entries that are worse than in the old table, by bucket.
 
     Gains over the default are compared, because clocks change all times of a problem together; where the
-    default was another config (`_had_another_default`), times. They are geometric means over the states of
+    default was another config (`had_another_default`), times. They are geometric means over the states of
     the GPU that both entries have: ``read`` is always one of them. They tie within the tie band or within the
     winners' error margins, times also within the range of clocks. Nothing is compared where source, device,
     compiler, driver or evidence differ, nor an entry whose old winner is not in the search space any more.
@@ -262,10 +263,14 @@ def worse_entries(
         before = old.entry(entry.bucket)
         if before is None or before.evidence != entry.evidence or before.config in wrong:
             continue
-        if before.config not in tunable.candidates(new.arch, entry.bucket):
+        try:
+            is_candidate = before.config in tunable.candidates(new.arch, entry.bucket)
+            default = tunable.default_config(new.arch, entry.bucket)
+        except Exception:  # whatever the author's functions raise: `entry_complaints` gives it
             continue
-        default = tunable.default_config(new.arch, entry.bucket)
-        if change := _worsened(before, entry, in_time=_had_another_default(old, before, default)):
+        if not is_candidate:
+            continue
+        if change := _worsened(before, entry, in_time=had_another_default(before, old.portfolio, default)):
             worse[entry.bucket] = change
     return worse
 
@@ -293,16 +298,6 @@ def _by_state(entry: Entry) -> dict[str, tuple[float, float]]:
     first = (entry.mean_us, entry.default_us)
     others = {name: (times.mean_us, times.default_us) for name, times in entry.states.items()}
     return {first_state(others): first, **others}
-
-
-def _had_another_default(table: Table, entry: Entry, default: Config) -> bool:
-    """Return whether an entry shows that its default is not `default`. A table does not name its defaults."""
-    if entry.config not in table.portfolio:
-        return entry.config != default
-    if default not in table.portfolio or not entry.points:
-        return False
-    us = entry.points[-1].us
-    return us[table.portfolio.index(default)] != us[-1]
 
 
 # Locking ------------------------------------------------------------------------------------

@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -129,6 +130,21 @@ def test_code_that_can_not_be_hashed_is_refused_with_what_stands_in_the_way(
     (reason,) = refusals(samples.scale_table(), None, SCALE)
     assert "cannot be hashed" in reason
     assert "a lock" in reason
+
+
+@pytest.mark.parametrize("name", ["default", "search_space", "legal"])
+def test_a_function_of_the_declaration_that_raises_only_now_is_a_reason(name: str) -> None:
+    """For an entry that was not swept, it is called here for the first time."""
+
+    def raising(*args: Any) -> Any:
+        if args[-1].size("M") == 64:
+            raise ZeroDivisionError("M of 64")
+        return getattr(SCALE, name)(*args)
+
+    table = samples.scale_table()
+    raises = dataclasses.replace(SCALE, **{name: raising})
+    complaint = "a function of the declaration raises ZeroDivisionError: M of 64"
+    assert refusals(table, table, raises) == [f"{table.entries[1].bucket}: {complaint}"]
 
 
 # Entries that would be worse --------------------------------------------------------------------------------

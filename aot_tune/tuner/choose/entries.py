@@ -130,9 +130,10 @@ def choose_entries(
 
     Where source, device, compiler and portfolio are unchanged, an entry keeps its line, points included, if
     its config stays and its new mean, or its gain over the default, ties with the old value. It does not if
-    a time at a point was spoilt (`keeps_points`), or if the line's samples were disturbed and the new samples
-    were not. When every entry keeps its line, the incumbent is returned, with the hash of the check that it
-    has passed now. As soon as one entry changes, `built_with` describes the newest sweep.
+    it shows another default, if a time at a point was spoilt (`keeps_points`), or if the line's samples were
+    disturbed and the new samples were not. When every entry keeps its line, the incumbent is returned, with
+    the hash of the check that it has passed now. As soon as one entry changes, `built_with` describes the
+    newest sweep.
 
     Args:
         sweep: The kernel's times, both passes.

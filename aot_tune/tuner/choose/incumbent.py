@@ -147,14 +147,33 @@ def widened(entry: Entry, old: Sequence[Config], new: Sequence[Config]) -> Entry
     return dataclasses.replace(entry, points=points)
 
 
+def had_another_default(entry: Entry, portfolio: Sequence[Config], default: Config) -> bool:
+    """Return whether an entry shows that its default is not `default`. A table does not name its defaults.
+
+    A winner outside the portfolio is the default, and a default in the portfolio has the same time in both
+    of its columns.
+
+    Args:
+        entry: The present table's entry.
+        portfolio: The present table's portfolio.
+        default: The declared default at its edge.
+    """
+    if entry.config not in portfolio:
+        return entry.config != default
+    if default not in portfolio or not entry.points:
+        return False  # nothing tells
+    us = entry.points[-1].us
+    return us[portfolio.index(default)] != us[-1]
+
+
 def keeps_figures(
     entry: Entry, times: Mapping[Config, Measurement], default: Config, portfolio: Sequence[Config]
 ) -> bool:
     """Return whether an entry's times still hold.
 
-    They do where its new time, or its gain over the default, ties with the old value. Under a power cap, or
-    on another GPU of the same model, all times of a problem change by the same factor and the gain stays. For
-    an entry of the default itself the gain over the best other config counts.
+    They do where its new time, or its gain over the default, ties with the old value, and the default is the
+    same. Under a power cap, or on another GPU of the same model, all times of a problem change by the same
+    factor and the gain stays. For an entry of the default itself the gain over the best other config counts.
 
     Args:
         entry: The present table's entry.
@@ -162,6 +181,8 @@ def keeps_figures(
         default: The default at its edge.
         portfolio: The present table's portfolio.
     """
+    if had_another_default(entry, portfolio, default):
+        return False
     time = times[entry.config]
     old = Measurement(
         config=entry.config, mean_us=entry.mean_us, error_margin_us=entry.error_margin_us, num_samples=1

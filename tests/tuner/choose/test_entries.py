@@ -454,11 +454,34 @@ def test_an_entry_keeps_its_figures_while_its_gain_over_the_default_stays() -> N
             Measurement(config=config, mean_us=mean, error_margin_us=0.1, num_samples=5)
             for config, mean in ((old.config, us), (default, default_us))
         )
-        return keeps_figures(old, {old.config: time, default: beside}, default, ())
+        return keeps_figures(old, {old.config: time, default: beside}, default, [old.config])
 
     assert kept(80.5, 140.0), "the time is as it was"
     assert kept(88.0, 132.5), "clocks were lower: all times moved together"
     assert not kept(88.0, 120.0), "it lost a tenth against the default"
+
+
+def test_an_entry_that_shows_another_default_keeps_no_figures() -> None:
+    winner, default, other = (Config(constants={"a": number}) for number in range(3))
+    edge = Point(size={"M": 64}, us=(80.0, 120.0, 120.0))
+    old = Entry(
+        bucket=Problem({"M": 64}), config=winner, mean_us=80.0, error_margin_us=0.1, default_us=120.0,
+        regret=0.0, evidence="measured", points=(Point(size={"M": 41}, us=(90.0, 140.0, 130.0)), edge),
+    )  # fmt: skip
+
+    def kept(now: Config, entry: Entry = old) -> bool:
+        times = {
+            config: Measurement(config=config, mean_us=mean, error_margin_us=0.1, num_samples=5)
+            for config, mean in ((default, 120.0), (other, 120.0), (winner, 80.0))
+        }
+        return keeps_figures(entry, times, now, (winner, default))
+
+    assert kept(default), "the declaration may have another default at 41"
+    assert kept(other), "nothing tells"
+    assert not kept(winner), "the winner is the default now"
+    slower = dataclasses.replace(edge, us=(80.0, 120.0, 125.0))
+    assert not kept(default, dataclasses.replace(old, points=(slower,))), "a slower one was the default"
+    assert not kept(default, dataclasses.replace(old, config=other)), "the old default won"
 
 
 def test_the_entry_of_a_default_keeps_its_figures_while_its_gain_over_the_best_other_stays() -> None:
