@@ -52,7 +52,7 @@ WITHIN = {
         *("spelling", "problem", "table", "document", "files", "nearest", "fit", "words"),
         *("answer", "archives", "record"),
     ),
-    "kernels": ("host", "rows", "products", "prefill", "decode", "ops"),
+    "kernels": ("host", "rows", "products", "prefill", "decode"),
 }
 """Parts of the largest rooms, from the ground up: a part imports none that stands to its right."""
 
@@ -106,6 +106,16 @@ def imported(module: str) -> frozenset[str]:
 def ours(module: str) -> set[str]:
     """The modules of aot_tune that a module imports, but for the package itself, which defines nothing."""
     return {name for name in imported(module) if is_ours(name)} - {module}
+
+
+def needs(modules: Iterable[str]) -> set[str]:
+    """These modules and those of aot_tune that they import, or that an imported one does."""
+    needed, left = set[str](), list(modules)
+    while left:
+        module = left.pop()
+        needed.add(module)
+        left += ours(module) - needed
+    return needed
 
 
 def place(module: str) -> str:
@@ -173,11 +183,7 @@ def test_a_part_of_a_large_room_imports_none_above_it() -> None:
 
 def test_answering_a_librarys_search_needs_no_tuner() -> None:
     """Imports in functions count: a serving process answers searches, and records none."""
-    needed, left = set[str](), [name for name in INSIDE if place(name).startswith("replay.answer")]
-    while left:
-        module = left.pop()
-        needed.add(module)
-        left += ours(module) - needed
+    needed = needs(name for name in INSIDE if place(name).startswith("replay.answer"))
     assert "aot_tune.replay.document" in needed
     assert {name for name in needed if place(name).startswith(("tuner", "replay.record"))} == set()
 
@@ -212,6 +218,19 @@ def test_a_shipped_kernel_imports_what_anybodys_kernel_could() -> None:
     # Not the package itself, which prepares the import of cuda.tile where no folder can be written to.
     shipped = [name for name in MODULES if name.startswith("aot_tune.kernels.")]
     assert_none(wrong_imports(shipped, is_private))
+
+
+def test_a_shipped_kernel_imports_no_other() -> None:
+    declaring = {
+        name for name in INSIDE if room(name) == "kernels" and "= Tunable(" in MODULES[name].read_text()
+    }
+    others = {
+        place(name): {place(other) for other in needs([name]) & declaring - {name}} for name in declaring
+    }
+    assert {name: found for name, found in others.items() if found} == {  # their host functions launch both
+        "kernels.norms.fused_add_rms_norm": {"kernels.norms.rms_norm"},
+        "kernels.products.fp8.matmul_fp8": {"kernels.products.fp8.matmul_fp8_block"},
+    }
 
 
 def test_a_folder_of_modules_fits_a_glance() -> None:

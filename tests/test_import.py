@@ -112,7 +112,9 @@ def test_nothing_that_a_serving_process_imports_imports_the_tuner() -> None:
     files = (ROOT / "aot_tune" / "serve").rglob("[!_]*.py")
     names = [".".join(path.relative_to(ROOT).with_suffix("").parts) for path in files]
     assert "aot_tune.serve.launch.dispatch" in names
-    modules = report("import aot_tune.kernels\n" + "\n".join(f"import {name}" for name in names))["modules"]
+    modules = report(
+        "from aot_tune.kernels import TUNABLES\n" + "\n".join(f"import {name}" for name in names)
+    )["modules"]
     tools = [name for name in modules if name.startswith("aot_tune.tuner") or name in ("typer", "rich")]  # type: ignore[attr-defined]
     assert tools == []
 
@@ -121,7 +123,7 @@ def test_nothing_that_a_serving_process_imports_imports_the_tuner() -> None:
 def test_b4_importing_the_shipped_kernels_writes_no_file_and_makes_no_context() -> None:
     """B4: no file is opened for writing, no folder made; torch has not touched a GPU."""
     answer = report(
-        "import aot_tune.kernels\nimport torch\nmore = torch.cuda.is_initialized()",
+        "from aot_tune.kernels import TUNABLES\nimport torch\nmore = torch.cuda.is_initialized()",
         before="import torch, cuda.tile",
     )
     assert answer["written"] == []

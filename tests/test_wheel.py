@@ -91,11 +91,14 @@ def test_the_first_launch_of_the_readme_runs_from_the_installed_wheel(python: Pa
         (ROOT / "README.md").read_text(),
         re.S | re.M,
     )
-    code += "\nimport aot_tune\nmore = aot_tune.__file__"
+    code += "\nimport aot_tune\nfrom aot_tune.declare.discovery import find_tunables\n"
+    code += "more = [aot_tune.__file__, *find_tunables()]"
     done = run(python, "-m", "tests.support.children.code_on_the_stand_in", "sm90", cwd=tmp_path, stdin=code)
     assert done.returncode == 0, done.stderr
     answer = json.loads(done.stdout.splitlines()[-1])
-    assert Path(answer["more"]).is_relative_to(python.parents[1])
+    place, *declared = answer["more"]
+    assert Path(place).is_relative_to(python.parents[1])
+    assert declared == sorted(path.stem for path in (ROOT / "tuned_configs" / "sm90").glob("*.json"))
     assert [one["grid"] for one in answer["launches"]] == [[64, 1, 1]]
     assert answer["warnings"] == []
 

@@ -226,12 +226,12 @@ def _tunables_in(module: str) -> Iterable[FoundKernel]:
     """Yield the declarations among a module's globals, each once, in the order of definition.
 
     Lists, tuples and dicts of declarations count too, as a loop over variants makes them. Members of a
-    module's tuple ``TUNABLES`` come first, where it has one.
+    module's tuple ``TUNABLES`` come first, where it has one; it may be an attribute of PEP 562.
     """
     seen: set[int] = set()
-    names = vars(imported(module))
-    listed = names.get("TUNABLES", ())
-    for value in (*(listed if isinstance(listed, tuple) else ()), *names.values()):
+    found = imported(module, "TUNABLES")
+    listed = getattr(found, "TUNABLES", ())
+    for value in (*(listed if isinstance(listed, tuple) else ()), *vars(found).values()):
         for member in _members(value):
             if isinstance(member, Declaration) and id(member) not in seen:
                 seen.add(id(member))
@@ -259,15 +259,18 @@ class _ImportFailed(UsageError):
         self.what = what
 
 
-def imported(module: str) -> object:
-    """Import a user's module.
+def imported(module: str, *attributes: str) -> object:
+    """Import a user's module, and the `attributes` that it has and imports when they are read.
 
     Raises:
         UsageError: It cannot be imported; the message gives the reason and the next step.
         DeclarationError: A declaration in it contradicts itself.
     """
     try:
-        return importlib.import_module(module)
+        found = importlib.import_module(module)
+        for name in attributes:
+            getattr(found, name, None)
+        return found
     except DeclarationError:
         raise  # its message already names the place and the next step
     except ModuleNotFoundError as error:

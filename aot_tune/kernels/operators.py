@@ -1,9 +1,10 @@
-"""Turn host functions into PyTorch operators, for torch.compile and other tracers. Imports no kernel.
+"""Define host functions as PyTorch operators, for torch.compile and other tracers, without importing them.
 
 An eager call goes straight to the host function. While torch.compile, torch.export or a fake tensor mode
 traces, the same call becomes the operator: one node of the graph. Its schema lists the arguments that it
 changes, and its fake implementation returns the result's shape after the host function's own checks have
-passed. When the graph runs, the node calls the host function; a CUDA graph captures what that launches.
+passed. When the graph runs, the node calls the host function; a CUDA graph captures what that launches. An
+operator imports its kernel's module when it is first traced or run.
 
 Operators are defined by their schemas (``torch.library.Library``): ``torch.library.custom_op`` makes the
 same operators and costs 20 us more a call. No operator has a gradient: tracing one where gradients are
@@ -15,18 +16,52 @@ from __future__ import annotations
 import functools
 from collections.abc import Callable
 from contextlib import suppress
-from typing import Any, ParamSpec, TypeVar, cast
+from importlib import import_module
+from typing import Any, NamedTuple
 
 import torch
 from torch.compiler import is_compiling
 
 from aot_tune.errors import LaunchError
 
-P = ParamSpec("P")
-R = TypeVar("R")
-
 _LIBRARY: Any = torch.library.Library("aot_tune", "FRAGMENT")  # type: ignore[no-untyped-call]
 """Library of the operators, kept for the life of the process: they would be removed with it."""
+
+
+class Shipped(NamedTuple):
+    """Shipped kernel, by its place."""
+
+    place: str
+    """Its module below `aot_tune.kernels`; the last part is the name of the kernel and its host function."""
+
+    traced: Callable[..., Any] | None = None
+    """Calls the operators instead of the host function; None where another kernel's function launches it."""
+
+    @property
+    def name(self) -> str:
+        """Name of the kernel."""
+        return self.place.rpartition(".")[2]
+
+    def imported(self, name: str) -> Any:
+        """Import the kernel's module and return its `name`."""
+        return getattr(import_module(f"aot_tune.kernels.{self.place}"), name)
+
+    def later(self, prefix: str = "") -> Callable[..., Any]:
+        """Return a function that calls the host function, or its `prefix`, and imports it then."""
+        found = functools.cache(lambda: self.imported(prefix + self.name))
+        return lambda *args, **kwargs: found()(*args, **kwargs)
+
+    def public(self) -> Callable[..., Any]:
+        """Return the host function for users: it becomes the operator while a tracer traces."""
+        host, traced = self.imported(self.name), self.traced
+        assert traced is not None
+
+        @functools.wraps(host)
+        def call(*args: Any, **kwargs: Any) -> Any:
+            return traced(*args, **kwargs) if traces() else host(*args, **kwargs)
+
+        call.__module__ = "aot_tune.kernels"  # where pickles find it
+        return call
 
 
 def define(
@@ -91,57 +126,38 @@ _modes, _mode = torch._C._len_torch_dispatch_stack, torch._C._get_dispatch_mode
 _TRACING = (torch._C._TorchDispatchModeKey.FAKE, torch._C._TorchDispatchModeKey.PROXY)
 
 
-def named_as(host: Callable[..., Any]) -> Callable[[Callable[P, R]], Callable[P, R]]:
-    """Decorate the public function of `host`: pickles find it in `aot_tune.kernels`."""
-
-    def decorate(call: Callable[P, R]) -> Callable[P, R]:
-        functools.update_wrapper(call, host)
-        call.__module__ = "aot_tune.kernels"
-        return call
-
-    return decorate
-
-
-def returning(
-    host: Callable[P, R], arguments: str, fake: Callable[..., Any], check: Callable[..., Any]
-) -> Callable[P, R]:
+def returning(place: str, arguments: str, fake: Callable[..., Any]) -> Shipped:
     """Define operators for a function that returns a new tensor or fills the one passed as `out`.
 
     Args:
-        host: The host function; the operator takes its name.
+        place: Module of the function below `aot_tune.kernels`; it has the name of the module, and beside it
+            is a ``check_`` of that name, which raises what every run of a call would raise.
         arguments: Its parameters in the syntax of a schema, without `out`.
         fake: Takes these arguments and returns an empty tensor of the result's shape and dtype.
-        check: Takes these arguments and `out`, and raises what every run of such a call would raise.
-
-    Returns:
-        A function of the same parameters: it runs `host`, or becomes the operator while a tracer traces.
     """
-    name = host.__name__
+    kernel = Shipped(place)
+    name, host, check = kernel.name, kernel.later(), kernel.later("check_")
     new = define(f"{name}({arguments}) -> Tensor", host, fake, check)
     fill = define(f"{name}.out({_with_out(arguments)}) -> ()", _discarding(host), _nothing, check)
 
-    @named_as(host)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not traces():
-            return host(*args, **kwargs)
-        out: Any = kwargs.pop("out", None)
+    def traced(*args: Any, **kwargs: Any) -> Any:
+        out = kwargs.pop("out", None)
         if out is None:
-            return new(*args, **kwargs)  # type: ignore[no-any-return]
+            return new(*args, **kwargs)
         fill(*args, **kwargs, out=out)
-        return out  # type: ignore[no-any-return]
+        return out
 
-    return call
+    return Shipped(place, traced)
 
 
-def attending(
-    host: Callable[P, R], arguments: str, fake: Callable[..., Any], check: Callable[..., Any]
-) -> Callable[P, R]:
+def attending(place: str, arguments: str, fake: Callable[..., Any]) -> Shipped:
     """Like `returning`, for a function that also returns log-sum-exps if `return_lse` is set.
 
     `fake` returns both tensors; `arguments` omits `return_lse` too.
     """
-    name, both = host.__name__, functools.partial(cast(Callable[..., Any], host), return_lse=True)
-    plain = returning(host, arguments, lambda *args, **kwargs: fake(*args, **kwargs)[0], check)
+    kernel = returning(place, arguments, lambda *args, **kwargs: fake(*args, **kwargs)[0])
+    name, check, plain = kernel.name, kernel.later("check_"), kernel.traced
+    both = functools.partial(kernel.later(), return_lse=True)
     new = define(f"{name}.lse({arguments}) -> (Tensor, Tensor)", both, fake, check)
     fill = define(
         f"{name}.lse_out({_with_out(arguments)}) -> Tensor",
@@ -150,34 +166,30 @@ def attending(
         check,
     )
 
-    @named_as(host)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not traces():
-            return host(*args, **kwargs)
+    def traced(*args: Any, **kwargs: Any) -> Any:
         if not kwargs.pop("return_lse", False):
-            return plain(*args, **kwargs)
-        out: Any = kwargs.pop("out", None)
+            return plain(*args, **kwargs)  # type: ignore[misc]
+        out = kwargs.pop("out", None)
         if out is None:
-            return new(*args, **kwargs)  # type: ignore[no-any-return]
-        return out, fill(*args, **kwargs, out=out)  # type: ignore[return-value]
+            return new(*args, **kwargs)
+        return out, fill(*args, **kwargs, out=out)
 
-    return call
+    return Shipped(place, traced)
 
 
-def changing(host: Callable[P, R], arguments: str, check: Callable[..., Any]) -> Callable[P, R]:
+def changing(place: str, arguments: str) -> Shipped:
     """Define the operator of a function that changes and returns its first arguments, ``Tensor(a!)``."""
-    change = define(f"{host.__name__}({arguments}) -> ()", _discarding(host), _nothing, check)
+    kernel = Shipped(place)
+    run, check = _discarding(kernel.later()), kernel.later("check_")
+    change = define(f"{kernel.name}({arguments}) -> ()", run, _nothing, check)
     changed = [argument.split()[1] for argument in arguments.split(", ") if "!" in argument]
 
-    @named_as(host)
-    def call(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not traces():
-            return host(*args, **kwargs)
+    def traced(*args: Any, **kwargs: Any) -> Any:
         change(*args, **kwargs)
-        named: dict[str, Any] = {**dict(zip(changed, args)), **kwargs}  # noqa: B905 (more args than changed ones)
-        return tuple(named[name] for name in changed)  # type: ignore[return-value]
+        named = {**dict(zip(changed, args)), **kwargs}  # noqa: B905 (more args than changed ones)
+        return tuple(named[name] for name in changed)
 
-    return call
+    return Shipped(place, traced)
 
 
 def _with_out(arguments: str) -> str:

@@ -54,6 +54,7 @@ BROKEN = {
     "1 / 0": "module thirdlib.kernels cannot be imported: ZeroDivisionError: division by zero (",
     "raise SystemExit(0)": "module thirdlib.kernels cannot be imported: SystemExit: 0 (",
     "x = 1": "module thirdlib.kernels declares no kernel",
+    "def __getattr__(name): 1 / 0": "module thirdlib.kernels cannot be imported: ZeroDivisionError: division",
 }
 """What an entry point's module holds, and what is said of it."""
 
@@ -218,6 +219,14 @@ def test_a_kernel_that_a_module_lacks_is_refused_with_those_it_has() -> None:
     with pytest.raises(UsageError, match=r"declares no kernel 'matrix'; it has attention .* rope softmax"):
         load("aot_tune.kernels", "matrix")
     assert load(samples.MODULE, "scale") is samples.scale
+
+
+def test_another_process_imports_a_shipped_kernel_alone() -> None:
+    for tunable in (found.tunable for found in find_tunables().values()):
+        module = module_of(tunable)
+        assert module is not None
+        assert module.endswith(f".{tunable.name}")
+        assert load(module, tunable.name) is tunable
 
 
 @pytest.mark.process

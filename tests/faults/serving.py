@@ -490,7 +490,7 @@ module.nvmlInit, module.nvmlShutdown = init, lambda: None
 sys.modules["pynvml"] = module
 import os
 begun = time.monotonic()
-import aot_tune.kernels
+from aot_tune.kernels import TUNABLES
 child = os.fork()
 if not child:
     os._exit(0)

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
+import aot_tune.kernels  # noqa: F401 - it defines the operators
 from aot_tune import environment
-from aot_tune.kernels import ops  # noqa: F401 - it defines the operators
 from aot_tune.values.problem import Problem
 from tests.kernels.cases import CASES
 from tests.support.batches import batch_size, parts

@@ -168,7 +168,7 @@ def test_b4_the_kernels_are_imported_where_no_folder_can_be_written_to() -> None
 @pytest.mark.parametrize("named", [True, False], ids=["a named folder", "its own"])
 def test_importing_the_kernels_makes_no_folder_where_one_is_named(named: bool, tmp_path: Path) -> None:
     environ = {name: value for name, value in os.environ.items() if name != cutile.TEMP_DIR}
-    code = "import os, sys; from aot_tune import kernels; print(os.listdir(sys.argv[1]))"
+    code = "import os, sys; from aot_tune.kernels import TUNABLES; print(os.listdir(sys.argv[1]))"
     done = subprocess.run(
         [sys.executable, "-c", code, str(tmp_path)],
         cwd=ROOT,

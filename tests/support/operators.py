@@ -6,7 +6,7 @@ from typing import Any
 
 import torch
 
-from aot_tune.kernels import ops
+from aot_tune import kernels
 from tests.kernels.cases import CASES
 from tests.support.kernel_case import Call, normal
 
@@ -40,15 +40,15 @@ class Layer(torch.nn.Module):
         self, x: torch.Tensor, cos: torch.Tensor, sin: torch.Tensor, target: torch.Tensor
     ) -> tuple[torch.Tensor, ...]:
         w = self.weights
-        qkv = ops.linear(ops.rms_norm(x, w["norm"]), w["qkv"]).view(-1, 3, 64)
-        q, k = ops.rope(qkv[:, :1], qkv[:, 1:2], cos, sin)
-        attended, lse = ops.attention(q[None], k[None], qkv[None, :, 2:], return_lse=True)
+        qkv = kernels.linear(kernels.rms_norm(x, w["norm"]), w["qkv"]).view(-1, 3, 64)
+        q, k = kernels.rope(qkv[:, :1], qkv[:, 1:2], cos, sin)
+        attended, lse = kernels.attention(q[None], k[None], qkv[None, :, 2:], return_lse=True)
         h = torch.empty_like(x)
-        ops.linear(attended.view(x.shape), w["out"], out=h)
-        h, x = ops.fused_add_rms_norm(h, x.clone(), w["norm"])
-        x = x + ops.matmul(ops.gate_up_swiglu(h, w["gate_up"]), w["down"])
-        logits = ops.linear(x, w["head"], activation="gelu")
-        loss = ops.cross_entropy(logits, target, grad_scale=0.125)
+        kernels.linear(attended.view(x.shape), w["out"], out=h)
+        h, x = kernels.fused_add_rms_norm(h, x.clone(), w["norm"])
+        x = x + kernels.matmul(kernels.gate_up_swiglu(h, w["gate_up"]), w["down"])
+        logits = kernels.linear(x, w["head"], activation="gelu")
+        loss = kernels.cross_entropy(logits, target, grad_scale=0.125)
         return loss, logits, lse
 
 

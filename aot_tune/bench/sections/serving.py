@@ -33,12 +33,13 @@ _IMPORTS = {
     "interpreter": "pass",
     "aot_tune": "import aot_tune",
     "torch and cuTile": "import torch, cuda.tile",
-    "the kernels": "import torch, cuda.tile, aot_tune.kernels",
+    "the kernels": "import torch, cuda.tile; from aot_tune.kernels import TUNABLES",
 }
 """Statements that a fresh interpreter runs, by name."""
 
 _NO_CONTEXT = """
-import os, torch, cuda.tile, aot_tune.kernels
+import os, torch, cuda.tile
+from aot_tune.kernels import TUNABLES
 assert not torch.cuda.is_initialized()
 child = os.fork()
 if child == 0:

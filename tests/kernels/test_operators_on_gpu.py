@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
+
 import pytest
 import torch
 
@@ -43,6 +46,25 @@ def test_a_compiled_model_runs_from_cuda_graphs_of_its_own(layer: Layer) -> None
         found = tuple(one.clone() for one in compiled(x * (step + 1), *rest))
         assert_same(found, layer(x * (step + 1), *rest))
     assert torch._dynamo.utils.counters["inductor"]["cudagraph_skips"] == 0
+
+
+IMPORTED_INSIDE = """
+import torch, aot_tune.kernels
+x, graph = torch.ones(4, device="cuda"), torch.cuda.CUDAGraph()
+with torch.cuda.graph(graph):
+    from aot_tune.kernels import rms_norm
+    y = x + 1
+graph.replay()
+assert y.sum().item() == 8
+"""
+
+
+@pytest.mark.process
+def test_a_kernel_is_imported_inside_a_capture() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", IMPORTED_INSIDE], capture_output=True, text=True, check=False
+    )
+    assert done.returncode == 0, done.stderr
 
 
 @pytest.mark.parametrize("way", ["eager", "compiled"])

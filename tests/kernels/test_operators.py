@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import inspect
+import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
@@ -15,10 +16,10 @@ from torch.fx.experimental.proxy_tensor import make_fx
 from torch.library import opcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from aot_tune import environment
+from aot_tune import environment, kernels
 from aot_tune.choose.choice import Choice
 from aot_tune.errors import LaunchError
-from aot_tune.kernels import ops, rms_norm_tunable
+from aot_tune.kernels import rms_norm_tunable
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.tunable import Tunable
 from tests.kernels.cases import CASES
@@ -31,9 +32,7 @@ from tests.support.samples import SM90
 @pytest.fixture(autouse=True)
 def _references_in_place_of_launches() -> Iterator[None]:
     """A launch on CPU tensors writes what the kernel should have written."""
-    modules = [m for name, m in sorted(sys.modules.items()) if name.startswith("aot_tune.kernels.")]
-    tunables = {id(t): t for m in modules for t in vars(m).values() if isinstance(t, Tunable)}.values()
-    before = {tunable: tunable.launch for tunable in tunables}
+    before = {tunable: tunable.launch for tunable in kernels.TUNABLES}
 
     def stand_in(tunable: Tunable) -> Callable[..., None]:
         def launch(*args: Any) -> None:
@@ -42,7 +41,7 @@ def _references_in_place_of_launches() -> Iterator[None]:
 
         return launch
 
-    for tunable in tunables:
+    for tunable in before:
         object.__setattr__(tunable, "launch", stand_in(tunable))
     yield
     for tunable, launch in before.items():
@@ -55,11 +54,7 @@ def _nothing_traced_before() -> None:
 
 
 def test_every_function_here_has_an_operator_and_every_operator_a_call_in_these_tests() -> None:
-    functions = {
-        name
-        for name, value in vars(ops).items()
-        if not name.startswith("_") and hasattr(value, "__wrapped__")
-    }
+    functions = {name for name in kernels.__all__ if hasattr(getattr(kernels, name), "__wrapped__")}
     assert functions == set(HOSTS)
     overloads = {
         f"{name}.{overload}" for name in HOSTS for overload in getattr(torch.ops.aot_tune, name).overloads()
@@ -69,7 +64,7 @@ def test_every_function_here_has_an_operator_and_every_operator_a_call_in_these_
 
 @pytest.mark.parametrize("name", HOSTS)
 def test_an_operator_takes_what_its_host_function_takes(name: str) -> None:
-    host = inspect.signature(getattr(ops, name).__wrapped__)
+    host = inspect.signature(getattr(kernels, name).__wrapped__)
     left_out = {"out", "return_lse", "grad_scale"}  # what tells the overloads apart
     wanted = [
         (p.name, p.kind is p.KEYWORD_ONLY, None if p.default is p.empty else p.default)
@@ -142,19 +137,19 @@ def test_a_model_is_one_graph_with_the_eager_results(backend: str, dynamic: bool
 
 def test_a_function_is_compiled_alone() -> None:
     x, weight = normal(3, 64), normal(64)
-    compiled = torch.compile(ops.rms_norm, fullgraph=True, backend="aot_eager")
-    assert torch.equal(compiled(x, weight), ops.rms_norm(x, weight))
-    assert torch.equal(compiled(x, weight, out=torch.empty_like(x)), ops.rms_norm(x, weight))
+    compiled = torch.compile(kernels.rms_norm, fullgraph=True, backend="aot_eager")
+    assert torch.equal(compiled(x, weight), kernels.rms_norm(x, weight))
+    assert torch.equal(compiled(x, weight, out=torch.empty_like(x)), kernels.rms_norm(x, weight))
 
 
 def test_the_log_sum_exps_come_with_the_result_that_is_filled() -> None:
     q, out = normal(1, 6, 4, 64), torch.empty(1, 6, 4, 64, dtype=BF16)
 
     def attend(q: torch.Tensor, out: torch.Tensor) -> Any:
-        return ops.attention(q, q, q, return_lse=True, out=out)
+        return kernels.attention(q, q, q, return_lse=True, out=out)
 
     filled, lse = torch.compile(attend, fullgraph=True, backend="aot_eager")(q, out)
-    wanted = ops.attention(q, q, q, return_lse=True)
+    wanted = kernels.attention(q, q, q, return_lse=True)
     assert torch.equal(out, wanted[0])
     assert torch.equal(filled, wanted[0])
     assert torch.equal(lse, wanted[1])
@@ -200,14 +195,15 @@ def test_what_every_run_refuses_is_refused_on_meta(says: str, call: Call) -> Non
 @pytest.mark.parametrize("dynamic", [False, True])
 def test_what_every_run_refuses_is_refused_while_compiling(dynamic: bool) -> None:
     a, b = normal(4, 5), normal(7, 8)
-    for function in (lambda a, b: ops.matmul(a, b), lambda a, b: ops.matmul(a, b, out=torch.empty_like(a))):
+    matmul = kernels.matmul
+    for function in (lambda a, b: matmul(a, b), lambda a, b: matmul(a, b, out=torch.empty_like(a))):
         with pytest.raises(Exception, match=r"matmul: b has shape \(7, 8\); a of 5 columns asks for"):
             torch.compile(function, fullgraph=True, backend="aot_eager", dynamic=dynamic)(a, b)
 
 
 class Product(torch.nn.Module):
     def forward(self, x: torch.Tensor, weight: torch.Tensor, norm: torch.Tensor) -> torch.Tensor:
-        return ops.linear(ops.rms_norm(x, norm), weight)
+        return kernels.linear(kernels.rms_norm(x, norm), weight)
 
 
 @pytest.mark.parametrize("strict", [False, True])
@@ -226,7 +222,7 @@ def test_an_exported_models_sizes_stay_free(strict: bool) -> None:
 def test_sizes_that_depend_on_data_are_left_to_the_run() -> None:
     def some(x: torch.Tensor, weight: torch.Tensor) -> torch.Tensor:
         chosen = x[x[:, 0].nonzero()[:, 0]]
-        return ops.rms_norm(chosen, weight, out=torch.empty_like(chosen))
+        return kernels.rms_norm(chosen, weight, out=torch.empty_like(chosen))
 
     x, weight = normal(6, 64), normal(64)
     with torch._dynamo.config.patch(capture_dynamic_output_shape_ops=True), torch.no_grad():
@@ -237,7 +233,7 @@ def test_sizes_that_depend_on_data_are_left_to_the_run() -> None:
 @pytest.mark.parametrize("mode", ["real", "fake", "symbolic"])
 def test_what_records_a_graph_finds_the_operators_in_it(mode: str) -> None:
     def attend(x: torch.Tensor, weight: torch.Tensor, q: torch.Tensor) -> Any:
-        return ops.rms_norm(x, weight), *ops.attention(q, q, q, return_lse=True)
+        return kernels.rms_norm(x, weight), *kernels.attention(q, q, q, return_lse=True)
 
     args = normal(4, 64), normal(64), normal(1, 6, 4, 64)
     traced = make_fx(attend, tracing_mode=mode)(*args)
@@ -251,10 +247,10 @@ def test_fake_tensors_give_fake_results_and_the_host_functions_refusals() -> Non
     with FakeTensorMode():
         x, weight = torch.empty(4, 64, dtype=BF16), torch.empty(64, dtype=BF16)
         out = torch.empty_like(x)
-        assert ops.rms_norm(x, weight, out=out) is out
-        assert ops.matmul(x, x.t()).shape == (4, 4)
+        assert kernels.rms_norm(x, weight, out=out) is out
+        assert kernels.matmul(x, x.t()).shape == (4, 4)
         with pytest.raises(LaunchError, match=r"rms_norm: weight has shape \(4, 64\)"):
-            ops.rms_norm(x, x)
+            kernels.rms_norm(x, x)
 
 
 # In eager ---------------------------------------------------------------------------------------
@@ -274,11 +270,42 @@ def test_an_eager_call_goes_to_the_host_function_and_not_through_the_dispatcher(
     assert not [name for name in seen if name.startswith("aot_tune")]
 
 
+IMPORTS = """
+import json, sys
+import aot_tune.kernels
+import torch
+
+def loaded():
+    kernels = [name.split(".")[-1] for name in sys.modules if name.startswith("aot_tune.kernels.")]
+    return sorted(name for name in kernels if name in torch.ops.aot_tune or name == "matmul_fp8_block")
+
+print(json.dumps([loaded(), "torch._dynamo" in sys.modules, "sympy" in sys.modules]))
+torch.cuda.is_initialized = torch.cuda.is_current_stream_capturing = lambda: True
+from aot_tune.kernels import rms_norm
+torch.cuda.is_initialized = torch.cuda.is_current_stream_capturing = lambda: False
+print(json.dumps(loaded()))
+
+def function(x):
+    from aot_tune.kernels import softmax
+    return torch.ops.aot_tune.layer_norm(softmax(x), x[0])
+
+with torch.no_grad():
+    result = torch.compile(function, fullgraph=True, backend="eager")(torch.ones(2, 8, device="meta"))
+print(json.dumps([loaded(), list(result.shape)]))
+from aot_tune.declare.discovery import find_tunables
+print(json.dumps(list(find_tunables())))
+"""
+
+
 @pytest.mark.process
-def test_importing_the_operators_imports_no_tracing_compiler() -> None:
-    script = "import sys, aot_tune.kernels.ops; print('torch._dynamo' in sys.modules, 'sympy' in sys.modules)"
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True)
-    assert done.stdout.split() == ["False", "False"]
+def test_a_kernel_is_imported_when_it_is_first_used_and_alone() -> None:
+    done = subprocess.run([sys.executable, "-c", IMPORTS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    package, first, traced, every = map(json.loads, done.stdout.splitlines())
+    assert package == [[], False, False], "kernels, and torch's tracing compiler"
+    assert first == ["rms_norm"], "in a capture"
+    assert traced == [["layer_norm", "rms_norm", "softmax"], [2, 8]], "in a trace, by name and as an operator"
+    assert every == sorted(CASES), "in a process that has some of them"
 
 
 def test_operators_take_one_config_for_every_batch_where_the_environment_asks(
