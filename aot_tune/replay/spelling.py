@@ -130,6 +130,11 @@ def texts_of(space: Sequence[object]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def space_hash(texts: Sequence[str]) -> str:
-    """Return the hash of a search space: of its configs' texts in their order."""
-    return sha256("\n".join(texts).encode()).hexdigest()[:HASH_DIGITS]
+def space_hash(texts: Sequence[str], hints: Mapping[str, int]) -> str:
+    """Return the hash of a search space: of its configs' texts in their order, and of its kernel's own hints.
+
+    Args:
+        texts: The configs, spelled.
+        hints: The hints of the kernel for the first config on the searched arch, without those of the config.
+    """
+    return sha256("\n".join([*texts, text_of(hints)]).encode()).hexdigest()[:HASH_DIGITS]

@@ -28,7 +28,7 @@ class RecordedEntry:
     """Winner of one search."""
 
     space: str
-    """Hash of the search space's configs, in their order."""
+    """Hash of the search space: of its configs in their order, and of the kernel's own hints."""
 
     problem: Problem
     """Problem that was searched."""
@@ -100,7 +100,7 @@ class RecordedTable:
     """Arch of the GPU that was measured."""
 
     source_hash: str
-    """Hash of the kernel's code and of its decorator's hints."""
+    """Hash of the kernel's code, without hints: one function may be searched with several."""
 
     library: Library
     """Distribution that the kernel came from."""

@@ -68,8 +68,9 @@ def test_values_that_python_takes_for_equal_have_texts_of_their_own() -> None:
 def test_the_order_of_names_does_not_count_and_that_of_configs_does() -> None:
     one, other = {"a": 1, "b": 2}, {"b": 2, "a": 1}
     assert text_of(spelled(one)) == text_of(spelled(other))
-    assert space_hash(texts_of([1, 2])) != space_hash(texts_of([2, 1]))
-    assert space_hash(texts_of(["1,2"])) != space_hash(texts_of(["1", "2"]))
+    assert space_hash(texts_of([1, 2]), {}) != space_hash(texts_of([2, 1]), {})
+    assert space_hash(texts_of(["1,2"]), {}) != space_hash(texts_of(["1", "2"]), {})
+    assert space_hash(texts_of([1]), {"num_ctas": 1}) != space_hash(texts_of([1]), {"num_ctas": 2})
 
 
 @pytest.mark.parametrize(

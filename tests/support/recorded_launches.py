@@ -30,7 +30,7 @@ def entry(rows: int, winner: SimpleNamespace = SPACE[7], **changes: Any) -> Reco
     args = (x, x, rows, 2.0, winner.TILE)
     kernel = scale_kernel.replace_hints(**hints_of(winner))
     values: dict[str, Any] = {
-        "space": space_hash(texts_of(SPACE)),
+        "space": space_hash(texts_of(SPACE), cutile.hints_of(scale_kernel, SM90)),
         "config": spelled(winner),
         "problem": read_problem(PARAMETERS, args, (4,), 132),
         "grid": (-(-rows // winner.TILE), 1, 1),

@@ -70,7 +70,7 @@ def source_hash(tunable: Declaration) -> str:
 
 
 def kernel_hash(kernel: Any) -> tuple[str, tuple[str, ...]]:
-    """Hash a kernel without a declaration: its function, all that it reads, and its decorator's hints.
+    """Hash a kernel without a declaration: its function and all that it reads, without the kernel's hints.
 
     Returns:
         16 hexadecimal digits, and the parts that cannot be hashed, with the reasons. With any such part the
@@ -78,21 +78,19 @@ def kernel_hash(kernel: Any) -> tuple[str, tuple[str, ...]]:
     """
     hasher = _Hasher()
     hasher.add("kernel", cutile.python_function(kernel))
-    hasher.add("hints", cutile.default_hints(kernel))
     return hasher.digest(), tuple(dict.fromkeys(hasher.obstacles))
 
 
 def function_hash(kernel: Any) -> str:
-    """Hash a kernel's function and all that it reads, without the kernel's hints.
+    """Hash as `kernel_hash` does.
 
     Where a part cannot be hashed, the hash differs at every call.
 
     Returns:
         16 hexadecimal digits.
     """
-    hasher = _Hasher()
-    hasher.add("kernel", cutile.python_function(kernel))
-    return secrets.token_hex(HEX_DIGITS // 2) if hasher.obstacles else hasher.digest()
+    digest, obstacles = kernel_hash(kernel)
+    return secrets.token_hex(HEX_DIGITS // 2) if obstacles else digest
 
 
 def check_hash(tunable: Declaration) -> str:

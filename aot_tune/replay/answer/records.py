@@ -159,7 +159,8 @@ class KernelRecords:
             if best is None or rank < best[0]:
                 difference = difference_in_words(problem, asked, places)
                 best = rank, f"nearest recorded: {problem_in_words(problem)}; {difference}"
-        return "this search space was not recorded" if best is None else best[1]
+        missing = "this search space, its configs and the kernel's own hints, was not recorded"
+        return missing if best is None else best[1]
 
 
 def _rank(answer: Found) -> tuple[int, ...]:

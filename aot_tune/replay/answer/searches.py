@@ -93,7 +93,7 @@ class SearchCall:
 
 
 _records = ByCode()
-"""Records by kernel, then arch and decorator's hints."""
+"""Records by kernel, then arch."""
 
 _misses: dict[str, int] = {}
 """Number of misses of each kernel."""
@@ -193,12 +193,14 @@ def _look_up(call: SearchCall, most: float) -> Found | _Miss:
     tabled = False
     try:
         device = here.device(here.current_device())
-        records = records_of(call.kernel_of(call.space[0]), device.arch)
+        kernel = call.kernel_of(call.space[0])
+        records = records_of(kernel, device.arch)
         if not records.tables:
             return _Miss(why=lambda: f"nothing was recorded for it on {device.arch}")
         tabled = True
         texts = texts_of(call.space)
-        space, args = space_hash(texts), call.args_fn(call.space[0])
+        space = space_hash(texts, cutile.hints_of(kernel, device.arch))
+        args = call.args_fn(call.space[0])
         recorded = records.find(texts, space, args, device.sm_count, most=most)
     except Exception as error:  # the library's own function failed: cuTile's search meets that too
         reason = error_in_words(error)
@@ -228,11 +230,10 @@ def records_of(kernel: Any, arch: Arch) -> KernelRecords:
     if not cutile.is_kernel(kernel):
         raise NotRecordableError(f"the kernel is a {type(kernel).__name__}, not a ct.kernel")
     known = _records.of(kernel)
-    key = (arch, repr(cutile.default_hints(kernel)))
-    records: KernelRecords | None = known.get(key)
+    records: KernelRecords | None = known.get(arch)
     if records is None:
         # No lock: a fork could inherit it locked. Two threads may read; both take the first.
-        records = known.setdefault(key, KernelRecords(kernel, arch))
+        records = known.setdefault(arch, KernelRecords(kernel, arch))
     assert records is not None
     return records
 

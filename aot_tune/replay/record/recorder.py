@@ -142,7 +142,12 @@ class _Task:
     @property
     def key(self) -> str:
         """Return the `search_key` of this search."""
-        return search_key(self.path, space_hash(self.known.texts), self.known.problem)
+        return search_key(self.path, self.space, self.known.problem)
+
+    @property
+    def space(self) -> str:
+        """Return the hash of the search space."""
+        return space_hash(self.known.texts, cutile.hints_of(self.kernel, self.device.arch))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -450,7 +455,7 @@ class Recorder:
                 f"{known.same_launches} of {count} configs are the same launch as another: same grid, hints "
                 "and arguments; leave them out"
             ] = None
-        others = self._problems.setdefault(f"{task.path} {space_hash(known.texts)}", [])
+        others = self._problems.setdefault(f"{task.path} {task.space}", [])
         if not others:
             remarks |= {_may_follow(name): None for name in equal_to_a_size(known.problem)}
         for other in others:
@@ -512,7 +517,7 @@ def _entry(task: _Task, search: LibrarySearch, results: Searched) -> RecordedEnt
     time, first = results.times[at], results.times.get(0)
     kernel = search.kernel(at)
     return RecordedEntry(
-        space=space_hash(task.known.texts),
+        space=task.space,
         problem=task.known.problem,
         config=spelled(call.space[at]),
         hints=cutile.hints_of(kernel, task.device.arch),

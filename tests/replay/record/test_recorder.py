@@ -160,6 +160,33 @@ def test_what_two_processes_record_is_kept(recorder: Recorder, tmp_path: Path) -
     }
 
 
+def test_one_function_with_several_base_hints_keeps_an_entry_for_each(
+    recorder: Recorder, tmp_path: Path, replayed: list[int]
+) -> None:
+    def by_config(config: Any) -> Any:
+        return served_library.rows_kernel.replace_hints(occupancy=config.TILE // 16)
+
+    kernels = (served_library.rows_kernel, served_library.hinted_kernel, by_config)
+    searched = [*((kernel, 512) for kernel in kernels), (kernels[0], 4096)]
+
+    def tuned_each() -> list[Any]:
+        return [
+            served_library.tuned(*tensors(rows), batch=1, longest=rows, kernel=kernel).best
+            for kernel, rows in searched
+        ]
+
+    best = tuned_each()
+    assert [remark for one in recorder.sites.values() for remark in one.remarks] == []
+    (path,) = (tmp_path / "tables" / "sm90").glob("*.json")
+    entries = parse(path.read_bytes()).entries
+    assert len(entries) == len({(entry.space, entry.problem) for entry in entries}) == 4
+    assert len({entry.space for entry in entries}) == 3
+    replay()
+    replayed.clear()
+    assert [one.config for one in tuned_each()] == [one.config for one in best]
+    assert replayed == []
+
+
 def test_code_that_changed_since_is_recorded_anew(
     recorder: Recorder, tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
