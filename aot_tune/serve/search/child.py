@@ -113,22 +113,36 @@ def _running() -> Child | None:
 
 
 def _asked(request: bytes, limit_s: float) -> bytes | None:
-    """Ask the child, which is started if need be; a child that fails or is late is killed."""
-    with _turn.lock:
+    """Ask the child, which is started if need be; a child that fails or is late is killed.
+
+    The time limit holds the wait for other threads' searches, and is cut to what the process has left.
+    """
+    began, turn = time.monotonic(), _turn.lock
+    if not turn.acquire(timeout=limit_s):
+        return None
+    try:
         started = time.monotonic()
-        child = _running()
-        try:
-            if child is None:
-                _close()
-                child = Child(command())
-                _kept[:] = [child]
-            answer = child.ask(request, limit_s)
-        except OSError:
-            answer = None
-        if answer is None:
-            _close()
+        left_s = seconds_left(environment.search_seconds(environment.UNTABLED_SEARCH_SECONDS))
+        limit_s = min(limit_s - (started - began), left_s)
+        return _answer(request, limit_s) if limit_s > 0 else None
+    finally:
         _spent_s[0] += time.monotonic() - started
-        return answer
+        turn.release()
+
+
+def _answer(request: bytes, limit_s: float) -> bytes | None:
+    child = _running()
+    try:
+        if child is None:
+            _close()
+            child = Child(command())
+            _kept[:] = [child]
+        answer = child.ask(request, limit_s)
+    except OSError:
+        answer = None
+    if answer is None:
+        _close()
+    return answer
 
 
 def _close() -> None:

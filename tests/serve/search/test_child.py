@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -131,6 +132,29 @@ def test_the_searches_of_a_process_take_a_limited_time_together() -> None:
     assert child.seconds_left(1000.0) == 890.0
     child._spent_s[0] = 125.0
     assert child.seconds_left(15.0) == 0.0
+
+
+@pytest.mark.process
+def test_no_child_is_asked_after_a_wait_of_the_time_limit_or_past_the_process_s_total(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Other threads' searches may have taken the time since this one was begun."""
+    held, ended = threading.Event(), threading.Event()
+
+    def search() -> None:
+        with child._turn.lock:
+            held.set()
+            ended.wait(20)
+
+    other = threading.Thread(target=search)
+    other.start()
+    held.wait()
+    threading.Timer(0.5, ended.set).start()
+    assert ask(ECHO, 0.1, monkeypatch) is None
+    other.join()
+    child._spent_s[0] = child.TOTAL_S
+    assert ask(ECHO, 20, monkeypatch) is None
+    assert child._kept == []
 
 
 @pytest.mark.process
