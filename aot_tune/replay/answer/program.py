@@ -106,7 +106,7 @@ def run(command: Sequence[str], **passed: Sequence[str]) -> tuple[int, str]:
         raise UsageError(f"{command[0]} cannot be run: {error.strerror}") from None
     with _signals_passed_to(process) as received:
         code = process.wait()
-    asked = [signal.Signals(number).name for number in (*received, -code) if number in _ENDING]
+    asked = [signal.Signals(number).name for number in (*received, -code) if number in ENDING]
     # A program that a signal ended: 128 and the signal's number, as shells report it.
     return (code if code >= 0 else 128 - code), next(iter(asked), "")
 
@@ -118,7 +118,7 @@ _KEPT_SIGNALS = {
 }
 """Signals that cannot be handled, or are of this process alone: its child, its terminal, its own faults."""
 
-_ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU}
+ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU}
 """Signals of people, terminals and time limits, by which no fault of a program ends it."""
 
 _OF_KEYS = {signal.SIGINT, signal.SIGQUIT}

@@ -21,6 +21,7 @@ import torch
 
 from aot_tune.errors import AotTuneError, NotRecordableError
 from aot_tune.nvidia import cutile
+from aot_tune.replay.answer.program import ENDING
 from aot_tune.replay.answer.searches import SearchCall
 from aot_tune.replay.fit import recorded_code
 from aot_tune.replay.record.arguments import described
@@ -192,6 +193,8 @@ class Ahead:
         except WorkerDied as death:
             last = death.output.splitlines()[-1:] or [death.how]
             killed = f"it ended the process that tried it first: {last[0]}"
+            if -(death.code or 0) in ENDING:  # a job's time limit ends all of its processes
+                killed = ""
         else:
             return Tried(cubin=cubin)
         child.kill()

@@ -87,8 +87,11 @@ def test_a_config_that_hangs_is_killed_after_a_limit(start: Start, monkeypatch: 
     assert killed(found) == {LARGEST[0]: said}
 
 
-def test_a_refusal_of_the_child_says_nothing_of_the_config(start: Start) -> None:
-    found = tried(start("Refuses"), places=[0, LARGEST[0]])
+@pytest.mark.parametrize("launcher", ["Refuses", "Interrupted"])
+def test_a_refusal_or_interruption_of_the_child_says_nothing_of_the_config(
+    launcher: str, start: Start
+) -> None:
+    found = tried(start(launcher), places=[0, LARGEST[0]])
     assert sorted(found) == [0, LARGEST[0]]
     assert killed(found) == {}
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import signal
 import sys
 import time
 from collections.abc import Callable
@@ -37,6 +38,14 @@ class Hangs(Launcher):
     """Hangs at the tile of 64."""
 
     def bad(self) -> None:
+        time.sleep(600)
+
+
+class Interrupted(Launcher):
+    """Is ended by somebody at the tile of 64."""
+
+    def bad(self) -> None:
+        os.kill(os.getpid(), signal.SIGTERM)
         time.sleep(600)
 
 
