@@ -138,7 +138,7 @@ SITES = {
     "moe_actgrad_bwd": Site("ops.cutile.moe_actgrad_bwd", _activation_gradient, 512, 400),
     "mamba2": Site("ops.cutile.mamba2", _chunk_cumsum, 512, 448),
     "fused_add_rms_norm": Site("suites.liger.cutile.fused_add_rms_norm", _add_norm_backward, 512),
-    "ragged_bmm": Site("suites.flashinfer.cutile.gemm.ragged_bmm", _ragged, 128, searches=2),
+    "ragged_bmm": Site("suites.flashinfer.cutile.gemm.ragged_bmm", _ragged, 128, 120, searches=2),
     "grpo_loss": Site("suites.liger.cutile.grpo_loss", _policy_loss, 4),
     "cross_entropy": Site("suites.liger.cutile.cross_entropy", _cross_entropy, 512, as_found=("hints",)),
 }
