@@ -154,6 +154,8 @@ class KernelRecords:
         best: tuple[tuple[int, int], str] | None = None
         for problem in (entry.problem for table in self.tables for entry in table.by_space.get(space, ())):
             asked = read_problem(self._parameters, args, problem.varying, sm_count)
+            if problem.names != asked.names:
+                continue  # of a table that somebody edited
             places = apart(problem, asked, most)
             rank = len(places), sum(a != b for a, b in zip(problem.arguments, asked.arguments, strict=True))
             if best is None or rank < best[0]:

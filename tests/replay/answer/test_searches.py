@@ -204,6 +204,14 @@ def test_a_miss_names_the_nearest_recorded_problem_and_what_differs(
     ]
 
 
+def test_a_miss_beside_an_entry_with_other_parameters_is_told(put: Callable[..., Path]) -> None:
+    entry = recorded(1024, SPACE[7])
+    edited = entry.problem._replace(names=("x",), arguments=entry.problem.arguments[:1])
+    put(dataclasses.replace(entry, problem=edited))
+    with pytest.warns(MissWarning, match="this search space, .*, was not recorded"):
+        tuned(*tensors(1024))
+
+
 def restrict_by_rank(monkeypatch: pytest.MonkeyPatch, driver: Driver) -> None:
     monkeypatch.setenv(environment.RANKED, "8")
 
