@@ -111,5 +111,8 @@ def test_rewriting_a_shipped_table_changes_no_byte() -> None:
 
 
 def test_rewriting_leaves_out_a_key_that_the_present_form_has_not() -> None:
-    text = changed(lambda d: (d.update(schema=1, rule="steps"), d["entries"][0].update(rank=1)))
-    assert rewritten(text.encode()) == dump(WITH_STATES)
+    shipped = (SHIPPED / "sm90" / "rope.json").read_bytes()
+    document = json.loads(shipped)
+    document |= {"schema": 1, "rule": "steps"}
+    document["entries"][0]["rank"] = 1
+    assert rewritten(json.dumps(document).encode()) == shipped
