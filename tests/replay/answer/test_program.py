@@ -111,7 +111,7 @@ os.write(1, b"ready\\n")
 while True:
     signal.pause()
 """
-RUN = "import sys; from aot_tune.replay.answer.program import run; sys.exit(run(sys.argv[1:]))"
+RUN = "import sys; from aot_tune.replay.answer.program import run; sys.exit(run(sys.argv[1:])[0])"
 
 
 def test_every_signal_that_can_be_passed_on_reaches_the_program() -> None:
