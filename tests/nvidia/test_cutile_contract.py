@@ -120,7 +120,7 @@ def test_an_array_of_a_compiled_class_is_launched_with_the_cubin_of_its_signatur
     code = section(folder).cubin(tuple(_default_hints()), signature)
     assert code is not None
     # A process loads the first cubin of an archive twice: it asks the driver whether it takes them.
-    assert set(did["loaded"]) == {_digest(code)}
+    assert did["loaded"] == [_digest(code)] * (2 if case == next(iter(EXACT)) else 1)
     assert did["symbols"] == ["_scale_kernel"]
 
 

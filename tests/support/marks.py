@@ -9,6 +9,13 @@ MARK = "STARTED_BY_TESTS"
 """A variable; every process that inherits its value can be found again."""
 
 
+def forking() -> int | None:
+    """The process from which this one's workers are forked."""
+    from aot_tune.tuner.process import fork_server  # not at pytest's start, which imports this module
+
+    return None if fork_server._server is None else fork_server._server.process.pid
+
+
 def marked(mark: str) -> list[int]:
     """Processes that began with the mark, this one left out."""
     found = []

@@ -249,7 +249,7 @@ def test_what_the_cache_holds_changes_a_memory_bound_kernel_and_is_over_afterwar
         times.setdefault(state, []).append(one.mean_us)
     first, again = times["read"]
     assert times["tight"][0] < 0.99 * first, "its data is in the cache"
-    assert times["written"][0] > 1.01 * first, "what is there must go to memory first"
+    assert times["written"][0] > 1.05 * first, "what is there must go to memory first"
     assert abs(again / first - 1) < 0.1
     [after] = session.answer(Measure(problem, configs))
     assert isinstance(before, Measurement)

@@ -118,16 +118,11 @@ class _Server:
         self._owner, self._at_import = os.getpid(), _at_import(environment)
         self._socket, theirs = socket.socketpair()
         with theirs:
-            self._process = subprocess.Popen(
+            self.process = subprocess.Popen(
                 [sys.executable, "-c", _START, str(theirs.fileno()), *map(os.path.abspath, sys.path)],
                 stdin=subprocess.DEVNULL, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
                 pass_fds=(theirs.fileno(),), env=environment, start_new_session=True,
             )  # fmt: skip
-
-    @property
-    def pid(self) -> int:
-        """Its process id."""
-        return self._process.pid
 
     def serves(self, environment: Mapping[str, str]) -> bool:
         """Return whether this process may have children with such variables from it."""
@@ -145,7 +140,7 @@ class _Server:
     def close(self) -> None:
         """Let the server end when its children have ended."""
         self._socket.close()
-        self._process.returncode = 0  # nobody waits for it
+        self.process.returncode = 0  # nobody waits for it
 
 
 def _at_import(environment: Mapping[str, str]) -> dict[str, str]:
@@ -154,11 +149,6 @@ def _at_import(environment: Mapping[str, str]) -> dict[str, str]:
 
 _lock = threading.Lock()
 _server: _Server | None = None
-
-
-def process_id() -> int | None:
-    """Return the server's process id, None where none runs."""
-    return None if _server is None else _server.pid
 
 
 @atexit.register

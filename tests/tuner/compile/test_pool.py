@@ -25,9 +25,8 @@ from aot_tune.tuner.compile.job import (
 )
 from aot_tune.tuner.compile.job_queue import KernelRefusedError
 from aot_tune.tuner.compile.pool import CompilePool
-from aot_tune.tuner.process import fork_server
 from tests.support.compile_jobs import job
-from tests.support.marks import MARK, marked
+from tests.support.marks import MARK, forking, marked
 from tests.support.other_compilers import other
 
 pytestmark = pytest.mark.process
@@ -58,7 +57,7 @@ def put_on_path(monkeypatch: pytest.MonkeyPatch, folder: Path, what_it_does: str
 
 def of_tests() -> set[int]:
     """What runs of all that tests started, but for the process from which children are forked."""
-    return set(marked(os.environ[MARK])) - {fork_server.process_id()}
+    return set(marked(os.environ[MARK])) - {forking()}
 
 
 def assert_none_left(within_s: float = 10.0) -> None:

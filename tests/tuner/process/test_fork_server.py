@@ -12,8 +12,8 @@ from pathlib import Path
 
 import pytest
 
-from aot_tune.tuner.process import fork_server
 from aot_tune.tuner.process.worker import Report, Worker, WorkerDied
+from tests.support.marks import forking
 
 pytestmark = pytest.mark.process
 
@@ -43,12 +43,12 @@ def test_each_child_has_its_own_variables_folder_and_path_and_no_pipe_of_another
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     first = _about(MINE="one")
-    server = fork_server.process_id()
+    server = forking()
     monkeypatch.chdir(tmp_path)
     monkeypatch.setattr(sys, "path", [*sys.path, str(tmp_path)])
     with Worker(f"{__name__}:Place"):
         second = _about()
-    assert fork_server.process_id() == server
+    assert forking() == server
     assert (first["mine"], second["mine"]) == ("one", None)
     assert second["folder"] == str(tmp_path)
     assert second["path"] == sys.path
@@ -59,28 +59,28 @@ def test_each_child_has_its_own_variables_folder_and_path_and_no_pipe_of_another
 
 def test_a_variable_that_is_read_at_the_start_is_given_to_another_server() -> None:
     _about()
-    before = fork_server.process_id()
+    before = forking()
     _about(OMP_NUM_THREADS="7")
-    assert fork_server.process_id() not in (before, None)
+    assert forking() not in (before, None)
 
 
 def test_a_server_that_was_killed_is_replaced_and_its_children_count_as_killed() -> None:
     with Worker(f"{__name__}:Place") as worker:
         worker.wait_ready()
-        before = fork_server.process_id()
+        before = forking()
         assert before is not None
         os.kill(before, signal.SIGKILL)
         assert worker.request("about", {}, 60.0)["torch"], "the child lives on"
         with pytest.raises(WorkerDied, match="SIGKILL"):
             worker.request("die", {}, 60.0)
     assert _about()["torch"]
-    assert fork_server.process_id() != before
+    assert forking() != before
 
 
 def test_the_server_ends_with_the_process_that_asked() -> None:
     script = (
-        "from aot_tune.tuner.process import fork_server; from aot_tune.tuner.process.worker import Worker\n"
-        f"Worker('{__name__}:Place').wait_ready(); print(fork_server.process_id(), flush=True); input()"
+        "from tests.support.marks import forking; from aot_tune.tuner.process.worker import Worker\n"
+        f"Worker('{__name__}:Place').wait_ready(); print(forking(), flush=True); input()"
     )
     command = [sys.executable, "-c", script]
     with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True) as process:

@@ -364,13 +364,18 @@ def _holds(table: Table, config: Config | None) -> bool:
     return config in (*table.portfolio, *(entry.config for entry in table.entries))
 
 
+def _make_wrong(monkeypatch: pytest.MonkeyPatch, way: str) -> None:
+    """Let the fast config be wrong in one of the ways alone."""
+    slow, wrong = WAYS[way]
+    monkeypatch.setattr(NearGpu, "slow", slow)
+    monkeypatch.setattr(NearGpu, "wrong", lambda launch: launch.config == NearGpu.fast and wrong(launch))
+
+
 @pytest.mark.parametrize("way", WAYS)
 def test_a_fast_config_that_is_wrong_here_alone_is_not_published(
     near: None, folder: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    slow, wrong = WAYS[way]
-    monkeypatch.setattr(NearGpu, "slow", slow)
-    monkeypatch.setattr(NearGpu, "wrong", lambda launch: launch.config == NearGpu.fast and wrong(launch))
+    _make_wrong(monkeypatch, way)
     assert not _holds(_tune_near(folder, 4), NearGpu.fast)
     assert {entry.bucket["M"] for entry in _tune_near(folder, 4).entries} == {16, 64, 256}
 
@@ -380,9 +385,7 @@ def test_a_fast_config_that_is_wrong_here_alone_is_not_published(
 def test_a_config_that_is_wrong_here_alone_is_published_in_none_of_25_sweeps(
     near: None, folder: Path, monkeypatch: pytest.MonkeyPatch, way: str
 ) -> None:
-    slow, wrong = WAYS[way]
-    monkeypatch.setattr(NearGpu, "slow", slow)
-    monkeypatch.setattr(NearGpu, "wrong", lambda launch: launch.config == NearGpu.fast and wrong(launch))
+    _make_wrong(monkeypatch, way)
     published = [number for number in range(25) if _holds(_tune_near(folder, number), NearGpu.fast)]
     assert published == []
 
