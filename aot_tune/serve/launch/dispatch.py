@@ -381,7 +381,7 @@ class Dispatcher:
     def _slow(
         self, args: tuple[Any, ...], config: Config | None, batch_invariant: bool | None = None
     ) -> None:
-        """Launch a call that has no plan in the memo, gives a config, or has tensors that require grad."""
+        """Launch a call that has no plan in the memo, or has tensors that require grad."""
         if batch_invariant is not None and config is None:
             self._with_batch_invariant(batch_invariant).launch(*args)
             return
@@ -402,8 +402,8 @@ class Dispatcher:
             plan = self._without_code(device_index, followed.problem, plan, default)
             kernel_args, passed = self._follow_args(plan, args, followed, device)
             self._fire(device_index, (followed.problem, plan), args, kernel_args, here)
-        if config is None and followed.reads is not None:
-            self._remember(device_index, args, (followed, passed), plan, here)
+        if followed.reads is not None:
+            self._remember(device_index, args, (followed, passed), plan, here, config)
 
     def _without_code(
         self, device_index: int, problem: Problem, plan: LaunchPlan, default: Config
@@ -480,6 +480,7 @@ class Dispatcher:
         read: tuple[ProblemReads, ArgumentReads | None],
         plan: LaunchPlan,
         here: Runtime,
+        config: Config | None = None,
     ) -> None:
         followed, passed = read
         unranked = evidence()
@@ -488,6 +489,8 @@ class Dispatcher:
             return
         with SLOW_PATH.lock:
             pattern = self._grown(args, followed, passed, here)
+            if config is not None and not pattern.given:
+                pattern = replace(pattern, given=True)
             if pattern != self._pattern:
                 self._memo = self._function.rewrite(pattern, self._names(here))
                 self._pattern = pattern
@@ -499,7 +502,7 @@ class Dispatcher:
                 row = (plan.grid, plan.kernel, *passed.constants)
             kept = UnrankedRow(row, unranked) if found_live else row
             try:
-                _put(self._memo, pattern.key(device_index, args, here.tensor_types), kept)
+                _put(self._memo, pattern.key(device_index, args, here.tensor_types, config), kept)
             except TypeError:
                 return  # an argument used by its value has no hash: each such launch takes the slow path
 
@@ -521,7 +524,8 @@ class Dispatcher:
             reads |= known.reads
             layout = layout if layout == known.layout else None
         several = here.device_count() > 1
-        return CallPattern(kinds=kinds, reads=reads, layout=layout, several_devices=several)
+        given = known is not None and known.given
+        return CallPattern(kinds=kinds, reads=reads, layout=layout, several_devices=several, given=given)
 
     def _reads_of_expanded(self, args: tuple[Any, ...], here: Runtime) -> frozenset[Read]:
         """Return the strides of written tensors, where nothing else keeps expanded views from a launch.

@@ -18,6 +18,7 @@ from typing import Any, Literal
 from aot_tune.errors import CompilerMissingError, DeclarationError
 from aot_tune.nvidia.cutile import UNCHECKED
 from aot_tune.serve.launch.reads import Read, What
+from aot_tune.values.config import Config
 
 Kind = Literal["tensor", "mixed", "plain", "list"]
 """Kind of an argument: a tensor in all calls, in some, or in none; or, in any call, a list of tensors."""
@@ -77,6 +78,9 @@ class CallPattern:
     several_devices: bool
     """Whether this process sees more than one GPU, so that the key distinguishes them."""
 
+    given: bool = False
+    """Whether a call has given its config, so that such calls are looked up too."""
+
     def key_parts(self) -> list[Read]:
         """Return the reads that a key holds after the types of all arguments, in order."""
         if not self.several_devices:
@@ -93,13 +97,16 @@ class CallPattern:
         """Whether a part is read only where the argument is a tensor, or only where it is none."""
         return self.kinds[place] in ("mixed", "list") and what not in ("arrays", "devices")
 
-    def key(self, index: int, args: Sequence[Any], tensor_types: Sequence[type]) -> tuple[Any, ...]:
+    def key(
+        self, index: int, args: Sequence[Any], tensor_types: Sequence[type], config: Config | None = None
+    ) -> tuple[Any, ...]:
         """Return the launch function's key of arguments without compiling source, which is slow.
 
         Args:
             index: The index of the GPU that holds the tensors, or that replaces device "meta".
             args: The launch arguments.
             tensor_types: The exact types that count as tensors.
+            config: The config that the call gives, or None.
         """
         parts: list[Any] = [type(arg) for arg in args]
         for place, what in self.key_parts():
@@ -112,7 +119,7 @@ class CallPattern:
                 parts.append((index,) * len(arg) if type(arg) in (list, tuple) else None)
             else:
                 parts.append(_READERS[what][1](arg))
-        return tuple(parts)
+        return tuple(parts) if config is None else (*parts, config)
 
 
 @cache
@@ -203,15 +210,17 @@ class LaunchFunction:
         if pattern.several_devices and first is None:
             return []  # no argument is a tensor in every call, so none can name the device
         firing = _ON_ITS_DEVICE if pattern.several_devices else _ON_THE_ONLY_DEVICE
-        return [
-            "try:",
-            # One test for both: they are the same object only where both are None.
-            f" if config is batch_invariant{unrecorded}:",
-            f"  {', '.join(('grid', 'kernel', *constants))} = plans{self._generation}[{self._key(pattern)}]",
-            *firing.format(first=first, passed=passed).splitlines(),
-            "except missed:",
-            " pass",
-        ]
+        row, fired = ", ".join(("grid", "kernel", *constants)), firing.format(first=first, passed=passed)
+        # One test for both: they are the same object only where both are None.
+        cases = [("config is batch_invariant", "")] + [("config is not None", "config")] * pattern.given
+        hot_path = ["try:"]
+        for test, given in cases:
+            hot_path += [
+                f" if {test}{unrecorded}:",
+                f"  {row} = plans{self._generation}[{self._key(pattern)}{given}]",
+                *fired.splitlines(),
+            ]
+        return [*hot_path, "except missed:", " pass"]
 
     def _key(self, pattern: CallPattern) -> str:
         parts = [f"type({name})" for name in self.names]

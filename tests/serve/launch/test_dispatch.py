@@ -174,14 +174,15 @@ def test_a_winner_that_no_space_holds_any_more_is_warned_of_when_it_is_read(
 
 @pytest.mark.process
 @pytest.mark.filterwarnings("ignore::aot_tune.errors.TableWarning")  # what counts the calls is other source
+@pytest.mark.parametrize("config", [None, OTHER], ids=["chosen", "given"])
 def test_the_second_launch_of_a_shape_calls_nothing_of_the_declaration(
-    tuned: Tunable, launched: Launched
+    config: Config | None, tuned: Tunable, launched: Launched
 ) -> None:
     tunable, calls = counted(tuned)
-    tunable.launch(*tensors(64))
+    tunable.launch(*tensors(64), config=config)
     assert calls
     calls.clear()
-    tunable.launch(*tensors(64))
+    tunable.launch(*tensors(64), config=config)
     assert calls == []
     grids = launched()
     assert len(grids) == 2
@@ -189,10 +190,10 @@ def test_the_second_launch_of_a_shape_calls_nothing_of_the_declaration(
 
 
 @pytest.mark.process
-def test_a_given_config_is_launched_and_not_remembered(tuned: Tunable, launched: Launched) -> None:
-    tuned.launch(*tensors(64), config=OTHER)
-    tuned.launch(*tensors(64))
-    assert launched() == [blocks(64, 1024, OTHER), blocks(64, 1024, AT_64)]
+def test_a_given_config_is_launched_and_not_taken_for_other_calls(tuned: Tunable, launched: Launched) -> None:
+    for config, runs in ((OTHER, OTHER), (None, AT_64), (AT_256, AT_256), (OTHER, OTHER), (None, AT_64)):
+        tuned.launch(*tensors(64), config=config)
+        assert launched() == [blocks(64, 1024, runs)]
 
 
 def test_a_given_config_that_is_not_legal_is_refused(tuned: Tunable, launched: Launched) -> None:

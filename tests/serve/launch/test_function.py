@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import MethodType
 from typing import Any
 
@@ -10,6 +11,7 @@ import pytest
 from aot_tune.errors import CompilerMissingError
 from aot_tune.serve.launch.function import CallPattern, Kind, LaunchFunction
 from aot_tune.serve.launch.reads import Read
+from aot_tune.values.config import Config
 from tests.support.driver import FakeTensor
 
 X, B = FakeTensor((4, 8)), FakeTensor((8,))
@@ -19,7 +21,12 @@ class Called:
     """A launch function whose launches and slow calls are noted."""
 
     def __init__(
-        self, pattern: CallPattern, *args: Any, index: int = 0, fails: Exception | None = None
+        self,
+        pattern: CallPattern,
+        *args: Any,
+        index: int = 0,
+        fails: Exception | None = None,
+        config: Config | None = None,
     ) -> None:
         self.fired: list[tuple[Any, ...]] = []
         self.asked: list[tuple[Any, ...]] = []
@@ -30,7 +37,8 @@ class Called:
             "grad_enabled": lambda: self.recording, "tensors": frozenset({FakeTensor}),
         }  # fmt: skip
         self.fails = fails
-        function.rewrite(pattern, names)[pattern.key(index, args, (FakeTensor,))] = ("grid", "kernel", 7)
+        memo = function.rewrite(pattern, names)
+        memo[pattern.key(index, args, (FakeTensor,), config)] = ("grid", "kernel", 7)
         self.launch = MethodType(function.call, self)
 
     def _launch(self, *passed: Any) -> None:
@@ -103,14 +111,33 @@ def test_only_what_was_not_launched_is_asked_for_again(fails: Exception, again: 
     assert called.asked == ([(X, B, 1)] if again else [])
 
 
-def test_a_given_config_and_a_tensor_that_autograd_would_record_are_not_looked_up() -> None:
-    called = Called(pattern("tensor", "tensor", "plain", reads=set()), X, B, 1)
-    called.launch(X, B, 1, config="given")
+def given(tile: int) -> Config:
+    return Config(constants={"tile": tile})
+
+
+@pytest.mark.parametrize("several", [False, True])
+def test_a_plan_filed_with_a_config_is_of_calls_that_give_an_equal_one(several: bool) -> None:
+    known = pattern("tensor", "tensor", "plain", reads={(0, "shape")}, several=several)
+    called = Called(replace(known, given=True), X, B, 1, config=given(1))
+    called.launch(X, B, 1, config=given(1))
+    assert called.fired == [(100, "grid", "kernel", (X, B, 1, 7))]
+    called.launch(X, B, 1)
+    called.launch(X, B, 1, config=given(2))
+    called.launch(B, B, 1, config=given(1))
+    called.launch(X, B, 1, config={"tile": 1})
+    assert len(called.fired) == 1
+    assert called.asked == [(X, B, 1), (X, B, 1), (B, B, 1), (X, B, 1)]
+
+
+@pytest.mark.parametrize("config", [None, given(1)], ids=["chosen", "given"])
+def test_a_tensor_that_autograd_would_record_is_not_looked_up(config: Config | None) -> None:
+    known = replace(pattern("tensor", "tensor", "plain", reads=set()), given=config is not None)
+    called = Called(known, X, B, 1, config=config)
     recorded = FakeTensor((4, 8))
     recorded.requires_grad = True
-    called.launch(recorded, B, 1)
+    called.launch(recorded, B, 1, config)
     called.recording = True
-    called.launch(X, B, 1)
-    called.launch(recorded, B, 1)
+    called.launch(X, B, 1, config)
+    called.launch(recorded, B, 1, config)
     assert len(called.fired) == 2
-    assert called.asked == [(X, B, 1), (recorded, B, 1)]
+    assert called.asked == [(recorded, B, 1)]
