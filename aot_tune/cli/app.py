@@ -552,14 +552,22 @@ def diff(
     exit_code: Annotated[
         bool, typer.Option("--exit-code", help="Exit with code 1 when they differ.")
     ] = False,
+    markdown: Annotated[
+        bool,
+        typer.Option("--markdown", help="Print for GitHub: a pull request's comment or a job's summary."),
+    ] = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
     """Print what changed between two tables or folders."""
-    from aot_tune.cli.diff import diff_data, diff_lines, diff_paths
+    from aot_tune.cli.diff import diff_data, diff_lines, diff_markdown, diff_paths
 
+    if markdown and as_json:
+        raise UsageError("--markdown and --json are two forms of the output; give one of them")
     diffs = diff_paths(old, new)
-    command.put(json_text(diff_data(diffs)) if as_json else diff_lines(diffs))
+    command.put(
+        diff_markdown(diffs) if markdown else json_text(diff_data(diffs)) if as_json else diff_lines(diffs)
+    )
     command.leave(failed=exit_code and not all(difference.empty for difference in diffs))
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import html
+from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,16 +20,21 @@ from aot_tune.values.text import aligned, counted
 Kind = Literal["added", "removed", "config", "figures"]
 """Kind of change: added, removed, another config won, or only the figures differ."""
 
-_SIGNS: Mapping[Kind, str] = {"added": "+", "removed": "-", "config": "!", "figures": "~"}
-"""Mark at the beginning of an entry's line."""
+Verdict = Literal["less", "more", "config", "added", "removed", "tie"]
+"""What a change means to a user of the table."""
 
-_WORDS: Mapping[Kind, str] = {
-    "added": "added",
-    "removed": "removed",
-    "config": "with another config",
-    "figures": "with other figures only",
+_WORDS: Mapping[Verdict, str] = {
+    "less": "less",
+    "more": "more",
+    "config": "other config",
+    "added": "new",
+    "removed": "gone",
+    "tie": "tied",
 }
-"""Words of the summary for each kind of change."""
+"""Words of each verdict, in the order of the listed entries."""
+
+BAND = 0.05
+"""Fraction by which a gain must change to count: it is the ratio of two times that tie within 2 % each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -49,6 +56,40 @@ class Change:
     def place(self) -> object:
         """Return the bucket or the problem."""
         return self.winners[-1].place
+
+    @property
+    def ratio(self) -> float:
+        """Return the gain after / the gain before; of the times where a gain is missing."""
+        before, after = self.sides
+        if before is None or after is None:
+            return 1.0
+        if before.entry.gain is None or after.entry.gain is None:
+            return float(before.entry.mean_us / after.entry.mean_us)
+        return float(after.entry.gain / before.entry.gain)
+
+    @property
+    def verdict(self) -> Verdict:
+        """Return what the change means."""
+        if self.kind in ("added", "removed"):
+            return self.kind
+        if not 1 / (1 + BAND) <= self.ratio <= 1 + BAND:
+            return "less" if self.ratio < 1 else "more"
+        evidence = {side.evidence for side in self.winners}
+        return "config" if self.kind == "config" or len(evidence) > 1 else "tie"
+
+    @property
+    def config(self) -> str:
+        """Return the parts of the config that differ; of an entry with one side, the config."""
+        before, after = self.sides
+        if before is None or after is None:
+            return self.winners[0].config
+        names = [
+            name
+            for name in {**before.parts, **after.parts}
+            if before.parts.get(name) != after.parts.get(name)
+        ]
+        sides = ((before.parts.get(name, "none"), after.parts.get(name, "none")) for name in names)
+        return ", ".join(f"{name} {old} -> {new}" for name, (old, new) in zip(names, sides, strict=True))
 
     @property
     def speedup(self) -> float | None:
@@ -84,6 +125,13 @@ class TableDiff:
         return either
 
     @property
+    def listed(self) -> tuple[Change, ...]:
+        """Return the changes that do not tie, worst first."""
+        order = [*_WORDS]
+        listed = [change for change in self.changes if change.verdict != "tie"]
+        return tuple(sorted(listed, key=lambda change: (order.index(change.verdict), change.ratio)))
+
+    @property
     def empty(self) -> bool:
         """Return whether nothing changed."""
         return not self.changes and not self.remarks
@@ -91,6 +139,9 @@ class TableDiff:
 
 def diff_tables(old: Document | None, new: Document | None) -> TableDiff:
     """Compare two tables of one kind, kernel and arch. One of them may be missing."""
+    names: tuple[str, ...] = ()
+    if old is not None and new is not None:
+        old, names = old.in_names_of(new)
     before, after = old.winners() if old else {}, new.winners(older=old) if new else {}
     changes = []
     for key in (*after, *(key for key in before if key not in after)):
@@ -101,7 +152,7 @@ def diff_tables(old: Document | None, new: Document | None) -> TableDiff:
         old=old,
         new=new,
         changes=tuple(changes),
-        remarks=tuple(new.remarks(old)) if old and new else (),
+        remarks=(*names, *new.remarks(old)) if old and new else (),
         speedups=tuple(
             before[key].entry.mean_us / winner.entry.mean_us for key, winner in after.items() if key in before
         ),
@@ -114,7 +165,7 @@ def _kind(old: Winner | None, new: Winner | None) -> Kind | None:
         return "added"
     if new is None:
         return "removed"
-    if old.choice != new.choice:
+    if old.parts != new.parts:
         return "config"
     return None if old.entry == new.entry else "figures"
 
@@ -177,37 +228,143 @@ def _keyed(tables: Iterable[Document]) -> dict[tuple[int, str, Arch], Document]:
 
 
 def diff_lines(diffs: Sequence[TableDiff]) -> list[str]:
-    """Return the differences as text: each changed table with its entries, then a summary line."""
+    """Return the differences as text: each changed table with its entries, worst first, then a summary."""
     if all(diff.empty for diff in diffs):
         return [f"no differences in {counted(len(diffs), 'table')}"]
     lines = [line for diff in diffs if not diff.empty for line in _table_lines(diff)]
-    kinds = [change.kind for diff in diffs for change in diff.changes]
-    counts = ", ".join(f"{kinds.count(kind)} {words}" for kind, words in _WORDS.items() if kind in kinds)
-    entries = f"{counted(len(kinds), 'entry', 'entries')} changed" + (f" ({counts})" if counts else "")
     kept = [ratio for diff in diffs for ratio in diff.speedups]
     speed = f"; the {len(kept)} in both run {geometric_mean(kept):.3f}x as fast as before" if kept else ""
-    return [*lines, f"{counted(len(diffs), 'table')}: {entries}{speed}"]
+    return [*lines, f"{counted(len(diffs), 'table')}: {_summary(diffs)}{speed}"]
+
+
+def _summary(diffs: Iterable[TableDiff]) -> str:
+    """Return the number of changed entries, and of those with each verdict."""
+    counts = Counter(change.verdict for diff in diffs for change in diff.changes)
+    words = ", ".join(f"{counts[verdict]} {words}" for verdict, words in _WORDS.items() if counts[verdict])
+    return f"{counted(counts.total(), 'entry', 'entries')} changed" + (f" ({words})" if words else "")
+
+
+def _named(diff: TableDiff) -> str:
+    state = "" if diff.old and diff.new else (" (new table)" if diff.new else " (table removed)")
+    return f"{diff.either.table.arch}/{diff.either.name}{state}"
 
 
 def _table_lines(diff: TableDiff) -> list[str]:
-    table = diff.either
-    state = "" if diff.old and diff.new else (" (new table)" if diff.new else " (table removed)")
-    lines = [f"{table.table.arch}/{table.name}{state}", *(f"  {remark}" for remark in diff.remarks)]
-    return lines + aligned([_row(change, table.baseline) for change in diff.changes])
+    tied = len(diff.changes) - len(diff.listed)
+    return [
+        _named(diff),
+        *(f"  {remark}" for remark in diff.remarks),
+        *(f"  {line}" for line in aligned(_rows(diff))),
+        *([f"  {counted(tied, 'entry', 'entries')} tied: --json has the figures"] if tied else []),
+    ]
 
 
-def _row(change: Change, baseline: str) -> tuple[str, ...]:
+def _rows(diff: TableDiff) -> list[tuple[str, ...]]:
+    """Return the heads and the listed entries as rows; nothing where none is listed."""
+    heads = ("change", diff.either.place_name, f"over {diff.either.baseline}", "us", "config")
+    return [heads, *map(_cells, diff.listed)] if diff.listed else []
+
+
+def _cells(change: Change) -> tuple[str, ...]:
+    """Return an entry's verdict, place, gains, times, and the parts of the config that differ."""
     sides = change.winners
-    times = " -> ".join(f"{side.entry.mean_us:.2f}" for side in sides)
-    evidence = dict.fromkeys(side.evidence for side in sides)
     gains = " -> ".join("-" if side.entry.gain is None else f"{side.entry.gain:.2f}x" for side in sides)
+    evidence = dict.fromkeys(side.evidence for side in sides)
     return (
-        f"  {_SIGNS[change.kind]} {change.place}",
-        f"{times} us" + (f", {' -> '.join(evidence)}" if len(evidence) > 1 else ""),
-        "" if change.speedup is None else f"{change.speedup:.3f}x",
-        f"over {baseline} {gains}",
-        " -> ".join(dict.fromkeys(side.config for side in sides)),
+        _WORDS[change.verdict],
+        str(change.place),
+        gains + (f", {' -> '.join(evidence)}" if len(evidence) > 1 else ""),
+        " -> ".join(f"{side.entry.mean_us:.2f}" for side in sides),
+        change.config,
     )
+
+
+# Markdown ---------------------------------------------------------------------------------------------------
+
+MOST_CHARACTERS = 65_000
+"""Most characters of the Markdown: a comment on GitHub holds 65,536, a job's summary more."""
+
+_CLOSING = 200
+"""Characters kept free for the ends of a table and of the text."""
+
+
+def diff_markdown(diffs: Sequence[TableDiff]) -> str:
+    """Return the differences as GitHub's Markdown, tables and entries worst first.
+
+    Details are folded. Rows that exceed `MOST_CHARACTERS` are counted.
+    """
+    changed = sorted((diff for diff in diffs if not diff.empty), key=_badness)
+    if not changed:
+        return f"### No differences in {counted(len(diffs), 'table')}"
+    worse = sum(change.verdict == "less" for diff in changed for change in diff.changes)
+    mark = f"⚠️ {counted(worse, 'entry gains', 'entries gain')} less" if worse else "✅ no entry gains less"
+    heads = ["table", "over default", *_WORDS.values()]
+    lines = [
+        f"### {len(changed)} of {counted(len(diffs), 'table')} changed: {mark}",
+        "",
+        f"{_summary(changed)}. *Less* and *more* are gains over the default that changed by over {BAND:.0%}.",
+        "",
+        *_head(heads),
+    ]
+    room = MOST_CHARACTERS - _CLOSING - sum(len(line) + 1 for line in lines)
+    overview, room = _fitting([_overview_row(diff) for diff in changed], room)
+    lines += [*overview, ""]
+    shown = 0
+    for diff in changed:
+        counts = f"{len(diff.listed)} listed, {len(diff.changes) - len(diff.listed)} tied"
+        opening = [f"<details><summary>{html.escape(_named(diff))}: {counts}</summary>", ""]
+        opening += [*(f"- {_code(remark)}" for remark in diff.remarks), ""] if diff.remarks else []
+        cells = _rows(diff)
+        opening += _head(cells[0]) if cells else []
+        left = room - sum(len(line) + 1 for line in opening) - _CLOSING
+        if left < 0:
+            break
+        rows = [_row(verdict, *map(_code, others)) for verdict, *others in cells[1:]]
+        fitting, room = _fitting(rows, left)
+        more = [f"\n{len(rows) - len(fitting)} more rows"] if len(fitting) < len(rows) else []
+        lines += [*opening, *fitting, *more, "", "</details>", ""]
+        shown += 1
+    if shown < len(changed):
+        lines.append(f"The details of {counted(len(changed) - shown, 'table')} do not fit here.")
+    return "\n".join(lines)
+
+
+def _badness(diff: TableDiff) -> tuple[int, float, str]:
+    """Return a sort key: most entries that gain less first, then the worst of them."""
+    less = [change.ratio for change in diff.changes if change.verdict == "less"]
+    return -len(less), min(less, default=1.0), _named(diff)
+
+
+def _overview_row(diff: TableDiff) -> str:
+    sides = ([] if side is None else side.gains for side in (diff.old, diff.new))
+    means = " → ".join(f"{geometric_mean(gains):.3f}x" if gains else "-" for gains in sides)
+    counts = Counter(change.verdict for change in diff.changes)
+    return _row(_code(_named(diff)), means, *(str(counts[verdict] or "") for verdict in _WORDS))
+
+
+def _fitting(lines: Sequence[str], room: int) -> tuple[list[str], int]:
+    """Return the first lines that fit into some characters, and the characters left."""
+    fitting: list[str] = []
+    for line in lines:
+        if len(line) + 1 > room:
+            break
+        fitting.append(line)
+        room -= len(line) + 1
+    return fitting, room
+
+
+def _head(cells: Sequence[str]) -> list[str]:
+    return [_row(*cells), "|---" * len(cells) + "|"]
+
+
+def _row(*cells: str) -> str:
+    return "| " + " | ".join(cells) + " |"
+
+
+def _code(text: str) -> str:
+    """Return a text as code that neither ends a cell nor a span, whatever names it holds."""
+    words = " ".join(text.split()).replace("|", "\\|").replace("`", "'")
+    return f"`{words}`" if words else ""
 
 
 def diff_data(diffs: Iterable[TableDiff]) -> list[dict[str, object]]:

@@ -108,6 +108,7 @@ def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
         (["check", "/nonexistent"], "does not exist"),
         (["diff", "/nonexistent", "/nonexistent"], "does not exist"),
         (["diff", "x" * 5000, "x" * 5000], "File name too long; give two tables"),
+        (["diff", "--markdown", "--json", str(EMPTY), str(EMPTY)], "two forms of the output; give one"),
         (["journal", "scala"], "no journal of scala is in build/journal; name the folder"),
         (["journal", "/nonexistent"], "no journal is at /nonexistent; give a journal's path"),
         (["journal", "x/" * 3000], "File name too long; give a journal's path"),
@@ -435,7 +436,8 @@ def test_diff_ends_with_0_unless_an_exit_code_is_asked_for(tables: Path) -> None
     old = write(tables / "old", scale_table())
     new = write(tables / "new", with_entry(scale_table(), 1, mean_us=5.0))
     assert _run("diff", old, new).exit_code == 0
-    assert "2.000x" in _run("diff", old, new).stdout
+    assert "1.50x -> 3.00x" in _run("diff", old, new).stdout
+    assert "| `1.50x -> 3.00x` |" in _run("diff", "--markdown", old, new).stdout
     assert _run("diff", "--exit-code", old, new).exit_code == 1
     assert _run("diff", "--exit-code", old, old).exit_code == 0
     (change,) = json.loads(_run("diff", "--json", old, new).stdout)[0]["changes"]

@@ -4,19 +4,24 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 from pathlib import Path
 
 import pytest
 
-from aot_tune.cli.diff import TableDiff, diff_data, diff_lines, diff_paths
+from aot_tune.cli.diff import MOST_CHARACTERS, TableDiff, diff_data, diff_lines, diff_markdown, diff_paths
 from aot_tune.cli.diff import diff_tables as diff_documents
 from aot_tune.cli.documents.declared import DeclaredDocument
 from aot_tune.cli.json_text import json_text
 from aot_tune.errors import TableError, UsageError
+from aot_tune.tables import store
 from aot_tune.tables.table import Slopes, Table
 from aot_tune.tables.writer import dump
 from aot_tune.values.arch import Arch
+from aot_tune.values.config import Config
 from tests.support.samples import DEFAULT, SPACE, scale_table, with_entry, write
+
+SHIPPED = Path(__file__).parents[2] / "tuned_configs"
 
 
 def diff_tables(*tables: Table) -> TableDiff:
@@ -46,20 +51,160 @@ def test_an_entry_is_added_removed_given_another_config_or_other_figures() -> No
     assert [(change.kind, change.speedup) for change in figures] == [("figures", 0.8)]
 
 
-def test_a_changed_entry_is_one_line_with_time_gain_and_config_before_and_after() -> None:
+def test_a_changed_entry_is_one_line_of_gains_times_and_the_parts_that_differ() -> None:
     old = scale_table()
     new = with_entry(old, 1, config=DEFAULT, mean_us=8.0, default_us=16.0)
-    head, line, summary = diff_lines([diff_tables(old, new)])
+    head, heads, line, summary = diff_lines([diff_tables(old, new)])
     assert head == "sm90/scale"
-    assert line.split("  ")[1] == "! dtype=bfloat16 M=64 N=1024"
-    for told in ("10.00 -> 8.00 us", "1.250x", "over default 1.50x -> 2.00x"):
-        assert told in line
-    assert line.endswith(f"{old.entries[1].config} -> {DEFAULT}")
+    assert re.split("   *", heads.strip()) == ["change", "bucket", "over default", "us", "config"]
+    assert re.split("   *", line.strip()) == [
+        "more",
+        "dtype=bfloat16 M=64 N=1024",
+        "1.50x -> 2.00x",
+        "10.00 -> 8.00",
+        "tile_m 32 -> 16",
+    ]
     # The geometric mean of 1, 1.25 and 1.
-    assert (
-        summary
-        == "1 table: 1 entry changed (1 with another config); the 3 in both run 1.077x as fast as before"
+    assert summary == "1 table: 1 entry changed (1 more); the 3 in both run 1.077x as fast as before"
+
+
+def test_entries_are_listed_worst_first_and_those_that_tie_are_counted() -> None:
+    old = scale_table()
+    new = with_entry(old, 0, mean_us=1.99)
+    new = with_entry(new, 1, config=SPACE[1], mean_us=10.1)
+    new = with_entry(new, 2, mean_us=50.0)
+    lines = diff_lines([diff_tables(old, new)])
+    assert [line.split()[0] for line in lines[2:4]] == ["less", "other"]
+    assert lines[4] == "  1 entry tied: --json has the figures"
+    assert lines[5].startswith("1 table: 3 entries changed (1 less, 1 other config, 1 tied)")
+    assert len(diff_data([diff_tables(old, new)])[0]["changes"]) == 3  # type: ignore[arg-type]
+
+
+def _with_constants(table: Table, names: dict[str, str]) -> Table:
+    """The table with other names of constants."""
+
+    def renamed(config: Config) -> Config:
+        constants = {names.get(name, name): value for name, value in config.constants.items()}
+        return Config(constants=constants, hints=config.hints, kernel=config.kernel)
+
+    return dataclasses.replace(
+        table,
+        portfolio=tuple(map(renamed, table.portfolio)),
+        entries=tuple(dataclasses.replace(entry, config=renamed(entry.config)) for entry in table.entries),
     )
+
+
+def test_a_renamed_constant_is_one_remark_and_no_other_config() -> None:
+    old = scale_table()
+    new = _with_constants(old, {"tile_m": "rows_a_tile"})
+    diff = diff_tables(old, new)
+    assert diff.changes == ()
+    assert diff_lines([diff])[1:-1] == ["  constants renamed: tile_m -> rows_a_tile"]
+    moved = diff_tables(old, with_entry(new, 1, config=new.portfolio[1]))
+    assert [(change.kind, change.config) for change in moved.changes] == [
+        ("config", "rows_a_tile 32 -> 64, occupancy 1 -> 2")
+    ]
+
+
+def test_a_constant_that_replaces_another_with_other_values_is_not_renamed() -> None:
+    old = scale_table()
+    new = _with_constants(old, {"tile_m": "stages"})
+    for place, entry in enumerate(new.entries):
+        constants = dict(entry.config.constants) | {"stages": 3}
+        new = with_entry(new, place, config=Config(constants=constants, hints=entry.config.hints))
+    diff = diff_tables(old, new)
+    assert not [remark for remark in diff.remarks if "renamed" in remark]
+    assert {change.kind for change in diff.changes} == {"config"}
+    assert "tile_m 16 -> none, stages none -> 3" in diff.changes[0].config
+
+
+# Markdown ---------------------------------------------------------------------------------------------------
+
+
+def test_markdown_shows_the_worst_table_first_and_folds_the_details() -> None:
+    old = scale_table()
+    better = with_entry(old, 1, mean_us=5.0)
+    worse = with_entry(dataclasses.replace(old, kernel="scaled"), 1, config=DEFAULT, mean_us=15.0)
+    before = dataclasses.replace(old, kernel="scaled")
+    text = diff_markdown([diff_tables(old, better), diff_tables(old, old), diff_tables(before, worse)])
+    assert text == GOLDEN
+
+
+GOLDEN = """\
+### 2 of 3 tables changed: ⚠️ 1 entry gains less
+
+2 entries changed (1 less, 1 more). *Less* and *more* are gains over the default that changed by over 5%.
+
+| table | over default | less | more | other config | new | gone | tied |
+|---|---|---|---|---|---|---|---|
+| `sm90/scaled` | 1.310x → 1.145x | 1 |  |  |  |  |  |
+| `sm90/scale` | 1.310x → 1.651x |  | 1 |  |  |  |  |
+
+<details><summary>sm90/scaled: 1 listed, 0 tied</summary>
+
+| change | bucket | over default | us | config |
+|---|---|---|---|---|
+| less | `dtype=bfloat16 M=64 N=1024` | `1.50x -> 1.00x` | `10.00 -> 15.00` | `tile_m 32 -> 16` |
+
+</details>
+
+<details><summary>sm90/scale: 1 listed, 0 tied</summary>
+
+| change | bucket | over default | us | config |
+|---|---|---|---|---|
+| more | `dtype=bfloat16 M=64 N=1024` | `1.50x -> 3.00x` | `10.00 -> 5.00` |  |
+
+</details>
+"""
+
+
+def _every_entry_changed(table: Table) -> Table:
+    """The table, with each entry a fifth slower and with another config."""
+    configs = (*table.portfolio, table.entries[0].config)
+    changed = [
+        dataclasses.replace(
+            entry,
+            mean_us=entry.mean_us * 1.2,
+            config=next(config for config in configs if config != entry.config),
+        )
+        for entry in table.entries
+    ]
+    return dataclasses.replace(table, entries=tuple(changed))
+
+
+def test_markdown_of_any_shipped_tables_fits_a_comment_and_counts_what_does_not() -> None:
+    shipped = [store.read_table(path) for path in store.listed(SHIPPED)]
+    diffs = [diff_tables(table, _every_entry_changed(table)) for table in shipped]
+    assert sum(len(diff.changes) for diff in diffs) > 1000
+    text = diff_markdown(diffs)
+    assert MOST_CHARACTERS - 5000 < len(text) <= MOST_CHARACTERS
+    assert text.count("<details>") == text.count("</details>")
+    assert re.search(r"\n\d+ more rows\n", text)
+    assert re.search(r"The details of \d+ tables do not fit here\.$", text)
+    for diff in diffs:
+        assert f"| `{diff.either.table.arch}/{diff.either.name}` |" in text
+
+
+def test_names_break_neither_a_cell_nor_a_span_of_the_markdown() -> None:
+    old = _with_constants(scale_table(), {"tile_m": "a|`b<i>"})
+    new = with_entry(dataclasses.replace(old, kernel="scale"), 1, config=old.portfolio[1])
+    rows = [line for line in diff_markdown([diff_tables(old, new)]).splitlines() if line.startswith("|")]
+    for row in rows:
+        assert len(re.findall(r"(?<!\\)\|", row)) in (6, 9)
+        assert row.count("`") % 2 == 0
+
+
+def test_markdown_counts_what_json_lists() -> None:
+    old = scale_table()
+    new = dataclasses.replace(with_entry(old, 1, mean_us=20.0), entries=old.entries[:1])
+    for diff in (
+        diff_tables(old, new),
+        diff_tables(new, old),
+        diff_tables(old, with_entry(old, 1, mean_us=20.0)),
+    ):
+        (table,) = diff_data([diff])
+        rows = re.findall(r"^\| (less|more|other config|new|gone) \|", diff_markdown([diff]), re.MULTILINE)
+        assert len(rows) == len(table["changes"])  # type: ignore[arg-type]
 
 
 def test_what_changed_outside_the_entries_is_remarked() -> None:
@@ -76,9 +221,9 @@ def test_what_changed_outside_the_entries_is_remarked() -> None:
         f"source {old.source_hash} -> 0123456789abcdef",
         "device_name NVIDIA H200 -> NVIDIA H100",
         "driver 580.159.04 -> 590.1",
-        f"portfolio: + {SPACE[3]}; - {old.portfolio[1]}",
+        "portfolio of 2 configs: 1 added, 1 removed",
         "portfolio regret 1.0% -> 5.0%",
-        f"slopes of all tables -> inside{' 0.5' * 8}, outside{' -1.0' * 8}",
+        "slopes of the estimates between sizes: other values",
     )
 
 
@@ -121,7 +266,7 @@ def test_folders_that_hold_no_table_are_refused_and_not_found_equal(tmp_path: Pa
 def test_a_change_of_evidence_is_named_in_its_line() -> None:
     old = scale_table()
     diff = diff_tables(old, with_entry(old, 1, evidence="predicted"))
-    assert "10.00 -> 10.00 us, measured -> predicted  1.000x" in diff_lines([diff])[1]
+    assert "1.50x -> 1.50x, measured -> predicted  10.00 -> 10.00" in diff_lines([diff])[2]
     (change,) = json.loads(json_text(diff_data([diff])))[0]["changes"]
     assert [change[side]["evidence"] for side in ("before", "after")] == ["measured", "predicted"]
     same = diff_tables(old, with_entry(old, 1, mean_us=5.0))
@@ -146,6 +291,7 @@ def test_the_side_before_may_have_an_earlier_form_which_is_remarked(tmp_path: Pa
     new = scale_table()
     document = json.loads(dump(with_entry(new, 1, mean_us=8.0)))
     document |= {"schema": 1, "rule": "steps"}
+    del document["check_hash"]
     old = tmp_path / "before" / "sm90" / "scale.json"
     old.parent.mkdir(parents=True)
     old.write_text(json.dumps(document))
@@ -153,8 +299,8 @@ def test_the_side_before_may_have_an_earlier_form_which_is_remarked(tmp_path: Pa
     for diffs in (diff_paths(old, after), diff_paths(tmp_path / "before", tmp_path / "after")):
         [diff] = diffs
         assert diff.remarks == (
-            "another form (schema 1, read 2; with rule): entries are compared by config, mean_us, "
-            "default_us, evidence",
+            "another form (schema 1, read 2; with rule; without check_hash): entries are compared by config, "
+            "mean_us, default_us, evidence",
         )
         assert [(change.kind, change.place["M"]) for change in diff.changes] == [("figures", 64)]
     with pytest.raises(TableError, match="an earlier release"):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import itertools
 import os
-from collections.abc import Hashable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
+from collections.abc import Hashable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from aot_tune import environment
@@ -52,6 +52,7 @@ class DeclaredDocument(Document):
         none={"error_margin_us": 0.0, "regret": 0.0, "points": []},
         values={"error_margin_us": 0.0, "regret": 0.0, "points": (), "disturbed": None, "states": {}},
         optional=frozenset(reader.OPTIONAL_ENTRY_FIELDS),
+        whole={"check_hash": "0" * hashing.HEX_DIGITS},
     )
 
     @property
@@ -68,8 +69,8 @@ class DeclaredDocument(Document):
             str(self.table.arch),
             self.name,
             str(len(entries)),
-            f"{geometric_mean(entry.gain for entry in entries):.2f}x",
-            f"{max((entry.gain for entry in entries), default=1.0):.2f}x",
+            f"{geometric_mean(self.gains):.2f}x",
+            f"{max(self.gains, default=1.0):.2f}x",
             f"{max((entry.regret for entry in entries), default=0.0):.1%}",
             "+".join(sorted({entry.evidence for entry in entries})) or "none",
             self.table.built_with.device_name,
@@ -108,6 +109,21 @@ class DeclaredDocument(Document):
 
     # Comparing ----------------------------------------------------------------------------------------------
 
+    def in_names_of(self, new: Document) -> tuple[DeclaredDocument, tuple[str, ...]]:
+        """See the base class. Only constants are renamed."""
+        names = _renames(self.table, new.table)
+        if not names:
+            return self, ()
+        entries = [replace(entry, config=_renamed(entry.config, names)) for entry in self.table.entries]
+        portfolio = tuple(_renamed(config, names) for config in self.table.portfolio)
+        renamed = DeclaredDocument(
+            self.path, replace(self.table, portfolio=portfolio, entries=tuple(entries))
+        )
+        renamed.difference = self.difference
+        return renamed, (
+            f"constants renamed: {', '.join(f'{old} -> {name}' for old, name in names.items())}",
+        )
+
     def winners(self, older: DeclaredDocument | None = None) -> Mapping[Hashable, Winner]:
         """See the base class. Two tables' axes may differ: each table sorts by its own."""
         axes = self.table.axes
@@ -123,14 +139,14 @@ class DeclaredDocument(Document):
         if dict(before.axes) != dict(after.axes):
             yield f"axes {_axes(before)} -> {_axes(after)}"
         if before.portfolio != after.portfolio:
-            added = _without(after.portfolio, before.portfolio)
-            removed = _without(before.portfolio, after.portfolio)
-            words = [*(f"+ {config}" for config in added), *(f"- {config}" for config in removed)]
-            yield f"portfolio: {'; '.join(words) or 'another order'}"
+            kept = len({*before.portfolio} & {*after.portfolio})
+            added, removed = len(after.portfolio) - kept, len(before.portfolio) - kept
+            changes = f"{added} added, {removed} removed" if added or removed else "another order"
+            yield f"portfolio of {counted(len(after.portfolio), 'config')}: {changes}"
         if before.portfolio_regret != after.portfolio_regret:
             yield f"portfolio regret {before.portfolio_regret:.1%} -> {after.portfolio_regret:.1%}"
         if before.slopes != after.slopes:
-            yield f"slopes {_slopes(before.slopes)} -> {_slopes(after.slopes)}"
+            yield "slopes of the estimates between sizes: other values"
 
     # Checking -----------------------------------------------------------------------------------------------
 
@@ -231,7 +247,10 @@ def _winner(entry: Entry) -> Winner:
         "default_us": entry.default_us,
         "evidence": entry.evidence,
     }
-    return Winner(entry, entry.config, entry.bucket, str(entry.config), data, entry.evidence)
+    named = {} if entry.config.kernel is None else {"kernel": entry.config.kernel}
+    values = {**named, **entry.config.constants, **entry.config.hints}
+    parts = {name: str(value) for name, value in values.items()}
+    return Winner(entry, parts, entry.bucket, str(entry.config), data, entry.evidence)
 
 
 def _slopes(slopes: Slopes | None) -> str:
@@ -244,9 +263,32 @@ def _axes(table: Table) -> str:
     return " ".join(f"{name}:{axis.kind}" for name, axis in table.axes.items())
 
 
-def _without(configs: Iterable[Config], others: Iterable[Config]) -> list[Config]:
-    left = set(others)
-    return [config for config in configs if config not in left]
+def _renames(old: Table, new: Table) -> dict[str, str]:
+    """Return the constants that a new table names otherwise: old name -> new name.
+
+    Most entries whose configs are otherwise equal must have equal values under both names.
+    """
+    pairs = [(entry.config, other.config) for entry in old.entries if (other := new.entry(entry.bucket))]
+    before, after = ({name for pair in pairs for name in pair[side].constants} for side in (0, 1))
+    kept = before & after
+    alike = [
+        (one.constants, other.constants)
+        for one, other in pairs
+        if one.hints == other.hints and all(one.constants.get(n) == other.constants.get(n) for n in kept)
+    ]
+    names: dict[str, str] = {}
+    for name in sorted(before - kept):
+        for later in sorted(after - kept - {*names.values()}):
+            equal = sum(name in one and one[name] == other.get(later) for one, other in alike)
+            if 2 * equal > len(alike):
+                names[name] = later
+                break
+    return names
+
+
+def _renamed(config: Config, names: Mapping[str, str]) -> Config:
+    constants = {names.get(name, name): value for name, value in config.constants.items()}
+    return Config(constants=constants, hints=config.hints, kernel=config.kernel)
 
 
 # Which of a kernel's tables a launch would use --------------------------------------------------------------

@@ -45,8 +45,8 @@ class Winner(NamedTuple):
     entry: Any
     """Entry, with ``mean_us`` and ``gain``. Equal entries did not change."""
 
-    choice: object
-    """Value that differs where another config won."""
+    parts: Mapping[str, str]
+    """Parts of the config by name, as text: they differ where another config won."""
 
     place: object
     """Bucket or problem as data; its text is for the user."""
@@ -176,6 +176,10 @@ class Document(ABC):
     def lines(self) -> list[str]:
         """Return the whole table as text."""
 
+    def in_names_of(self: Own, new: Document) -> tuple[Own, tuple[str, ...]]:
+        """Return the table with a newer table's names, and a line for the names that differ."""
+        return self, ()
+
     @abstractmethod
     def winners(self, older: Any = None) -> Mapping[Hashable, Winner]:
         """Return `entries` by bucket or search, in order."""
@@ -192,6 +196,11 @@ class Document(ABC):
             kernel: The kernel's declaration, for a table that needs one.
             own: Whether the table is in the folder of the kernel's own package.
         """
+
+    @property
+    def gains(self) -> list[float]:
+        """Return the entries' gains that are known."""
+        return [entry.gain for entry in self.table.entries if entry.gain is not None]
 
     def finding(self, entry: str, what: str, fix: str, *, remark: bool = False) -> Finding:
         """Return a finding in this file."""

@@ -6,7 +6,7 @@ Such a table was written before a key of the present form was added, removed or 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from aot_tune.errors import TableError
@@ -35,6 +35,9 @@ class Form:
     optional: frozenset[str] = frozenset()
     """Keys that an entry may lack. None of them is compared."""
 
+    whole: Mapping[str, Json] = field(default_factory=dict)
+    """Keys of the table that are not compared, each with a JSON value in place of a missing one."""
+
     def parse_former(self, data: bytes | str) -> tuple[Any, str] | None:
         """Parse a table of an earlier form; None where it has the present form.
 
@@ -53,6 +56,8 @@ class Form:
         try:
             table = self.shape.known(document, unknown) | {"schema": SCHEMA}
             lacking = {key for entry in table["entries"] for key in self.none.keys() - entry.keys()}
+            lacking |= self.whole.keys() - table.keys()
+            table = {**self.whole, **table}
             table["entries"] = [self._only_compared(entry) for entry in table["entries"]]
         except (AttributeError, KeyError, TypeError) as error:
             raise TableError(f"not a table of an earlier form: {error!r:.200}") from None

@@ -50,7 +50,7 @@ class RecordedDocument(Document):
 
     def overview(self) -> tuple[str, ...]:
         """See the base class."""
-        gains = [entry.gain for entry in self.table.entries if entry.gain is not None]
+        gains = self.gains
         return (
             str(self.table.arch),
             self.name,
@@ -174,8 +174,8 @@ def _winner(entry: RecordedEntry) -> Winner:
         "mean_us": entry.mean_us,
         "first_us": entry.first_us,
     }
-    choice = entry.text, dict(entry.hints)
-    return Winner(entry, choice, problem_in_words(entry.problem), config_in_words(entry), data)
+    parts = {"config": entry.text, **{name: str(value) for name, value in entry.hints.items()}}
+    return Winner(entry, parts, problem_in_words(entry.problem), config_in_words(entry), data)
 
 
 def _launched(launched: Launched) -> str:
