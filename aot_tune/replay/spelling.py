@@ -1,8 +1,9 @@
 """Spell a library's configs and hints as JSON, so that equal values are equal texts in every process.
 
-An author may choose any form of config: namespaces, dictionaries, data classes, named tuples, tuples,
-numbers, None, and these in each other. No config is ever rebuilt from a spelling: a recorded config is looked
-up by its text in the present search space. So a spelling names types, and nothing is imported.
+An author may choose any form of config: namespaces, mappings, data classes, named tuples, tuples, objects of
+plain classes, numbers, None, and these in each other. No config is ever rebuilt from a spelling: a recorded
+config is looked up by its text in the present search space. So a spelling names types, and nothing is
+imported.
 """
 
 from __future__ import annotations
@@ -35,6 +36,10 @@ _PRINTED = ("torch", "numpy", "cuda.tile")
 
 _LARGEST = 2**63
 """Whole numbers from here on differ between readers of JSON."""
+
+
+class _Plain:
+    """Class whose objects hold nothing outside their ``__dict__``."""
 
 
 def spelled(value: object, depth: int = 0) -> Json:
@@ -70,24 +75,31 @@ def spelled(value: object, depth: int = 0) -> Json:
 def _fields(value: Any, depth: int) -> Json:
     """Return the content of an object by name, in alphabetical order."""
     named: Mapping[Any, Any]
-    if type(value) is dict:
+    if isinstance(value, Mapping):
         named = value
-    elif isinstance(value, SimpleNamespace):
-        named = vars(value)
     elif dataclasses.is_dataclass(value):
         named = {field.name: getattr(value, field.name) for field in dataclasses.fields(value)}
     elif isinstance(value, tuple) and hasattr(value, "_asdict"):
         named = value._asdict()
     elif type(value).__module__.startswith(_PRINTED):
         return _printed(value)
+    elif isinstance(value, SimpleNamespace) or _is_plain(type(value)):
+        named = vars(value)
     else:
         raise UnspelledError(
             f"a {type(value).__module__}.{type(value).__qualname__} cannot be spelled; use a "
-            "SimpleNamespace, a dict, a dataclass, a NamedTuple, a tuple or plain values"
+            "SimpleNamespace, a mapping, a dataclass, a NamedTuple, a tuple, a plain class or plain values"
         )
     if not all(type(name) is str for name in named):
-        raise UnspelledError("a dict with keys that are not texts cannot be spelled")
+        raise UnspelledError("a mapping with keys that are not texts cannot be spelled")
     return {name: spelled(named[name], depth) for name in sorted(named)}
+
+
+def _is_plain(kind: type) -> bool:
+    """Whether a class's objects hold nothing outside their ``__dict__``: no slots, and nothing of C code."""
+    return kind.__basicsize__ == _Plain.__basicsize__ and not any(
+        "__slots__" in vars(c) for c in kind.__mro__
+    )
 
 
 def _printed(value: object) -> str:

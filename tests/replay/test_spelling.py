@@ -5,7 +5,9 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from types import SimpleNamespace
+import threading
+from collections import OrderedDict
+from types import MappingProxyType, SimpleNamespace
 from typing import Any, NamedTuple
 
 import cuda.tile as ct
@@ -27,6 +29,23 @@ class AsTuple(NamedTuple):
     num_ctas: int = 1
 
 
+class AsPlainClass:
+    def __init__(self, tile_m: int) -> None:
+        self.TILE_M = tile_m
+
+
+class WithSlot(AsPlainClass):
+    __slots__ = ("num_ctas",)
+
+
+class WithSlots:
+    __slots__ = ("__dict__", "num_ctas")
+
+
+class AsNumber(int):
+    """Holds its number outside its `__dict__`."""
+
+
 class Kind(enum.Enum):
     FAST = 1
 
@@ -37,6 +56,9 @@ def test_each_form_is_spelled_with_its_type() -> None:
     assert spelled({"b": 1, "a": [1, 2.5]}) == {"dict": {"a": [1, 2.5], "b": 1}}
     assert spelled(AsDataclass(64)) == {f"{here}.AsDataclass": {"TILE_M": 64, "num_ctas": 1}}
     assert spelled(AsTuple(64)) == {f"{here}.AsTuple": {"TILE_M": 64, "num_ctas": 1}}
+    assert spelled(AsPlainClass(64)) == {f"{here}.AsPlainClass": {"TILE_M": 64}}
+    assert spelled(MappingProxyType({"b": 1, "a": 2})) == {"builtins.mappingproxy": {"a": 2, "b": 1}}
+    assert spelled(OrderedDict(b=1, a=2)) == {"collections.OrderedDict": {"a": 2, "b": 1}}
     assert spelled((1, "x", True)) == {"tuple": [1, "x", True]}
     assert spelled(Kind.FAST) == {f"{here}.Kind": "FAST"}
     assert spelled({"hints": ct.ByTarget(sm_100=2, default=1)}) == {
@@ -83,6 +105,11 @@ def test_the_order_of_names_does_not_count_and_that_of_configs_does() -> None:
         ("x" * 9000, "characters, more than"),
         (torch.zeros(40).clone, "cannot be spelled"),
         (lambda: None, "a builtins.function cannot be spelled"),
+        (AsPlainClass, "a builtins.type cannot be spelled"),
+        (WithSlot(1), "test_spelling.WithSlot cannot be spelled"),
+        (WithSlots(), "test_spelling.WithSlots cannot be spelled"),
+        (AsNumber(1), "test_spelling.AsNumber cannot be spelled"),
+        (threading.local(), "_thread._local cannot be spelled"),
     ],
 )
 def test_what_cannot_be_told_is_refused_by_name(value: object, said: str) -> None:
