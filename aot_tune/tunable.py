@@ -60,6 +60,8 @@ class Tunable(Declaration):
 
         Args:
             *args: The launch arguments: CUDA tensors, lists of them and scalars, as `problem` takes them.
+                Other libraries' arrays become tensors of the same memory, by ``__dlpack__`` or
+                ``__cuda_array_interface__``.
             config: Use this config instead of the tuned one.
             batch_invariant: Whether the sizes on the declaration's `batch_axes` may not influence the config,
                 so that a row's bits are the same in any batch. None follows AOT_TUNE_BATCH_INVARIANT.

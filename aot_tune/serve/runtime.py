@@ -7,7 +7,8 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
+from operator import is_
 from typing import Any, Protocol
 
 from aot_tune.values.device import Device
@@ -36,6 +37,9 @@ class Runtime(Protocol):
 
     def device_count(self) -> int:
         """Return the number of GPUs that this process may use."""
+
+    def view_of(self, array: Any) -> Any:
+        """Return a tensor in the memory of another library's CUDA array; None where torch can make none."""
 
     def index_of(self, tensor: Any) -> int | None:
         """Return the index of the GPU that holds a tensor; None for a tensor on another device."""
@@ -96,6 +100,17 @@ class TorchRuntime:
         # The public name asks NVML each time, 0.5 ms: needed only until CUDA is initialised.
         counted = getattr(self._torch._C, "_cuda_getDeviceCount", None) if cuda.is_initialized() else None
         return int((counted or cuda.device_count)())
+
+    def view_of(self, array: Any) -> Any:
+        """Take the array's memory by DLPack or else by ``__cuda_array_interface__``, and copy nothing."""
+        with suppress(Exception):  # no GPU's memory, or a dtype that this protocol or library does not have
+            # As `ct.launch` asks: no stream waits for another.
+            return self._torch.utils.dlpack.from_dlpack(array.__dlpack__(stream=-1))
+        with suppress(Exception):
+            tensor = self._torch.as_tensor(array, device="cuda")
+            if tensor.data_ptr() == array.__cuda_array_interface__["data"][0] or not tensor.numel():
+                return tensor  # else torch copied it from another GPU
+        return None
 
     def index_of(self, tensor: Any) -> int | None:
         """Return the index of the GPU that holds a tensor."""
@@ -170,6 +185,9 @@ def _capture_mode_exchange() -> Any:
         return None
 
 
+_NO_ARRAYS = frozenset((type(None), bool, int, float, str))
+"""Types of launch arguments that are looked at no further, since they are frequent."""
+
 _installed: list[Runtime] = []
 
 
@@ -183,3 +201,26 @@ def runtime() -> Runtime:
 def use(other: Runtime | None) -> None:
     """Install another runtime for declarations not launched yet; None restores torch's."""
     _installed[:] = [] if other is None else [other]
+
+
+def with_tensors(args: tuple[Any, ...], here: Runtime) -> tuple[Any, ...]:
+    """Return launch arguments with other libraries' arrays, in lists too, as torch tensors of their memory.
+
+    An array has ``__dlpack__`` or ``__cuda_array_interface__``. What torch cannot view is left as it is, and
+    arguments without such arrays are returned as the same object.
+    """
+    viewed = [_viewed(arg, here) for arg in args]
+    return args if all(map(is_, viewed, args)) else tuple(viewed)
+
+
+def _viewed(arg: Any, here: Runtime) -> Any:
+    if type(arg) in here.tensor_types or type(arg) in _NO_ARRAYS:
+        return arg
+    if type(arg) in (list, tuple):
+        members = with_tensors(tuple(arg), here)
+        return arg if all(map(is_, members, arg)) else type(arg)(members)
+    is_array = hasattr(arg, "__dlpack__") or hasattr(arg, "__cuda_array_interface__")
+    if not is_array or isinstance(arg, here.tensor_types):  # a subclass of torch.Tensor may use its own data
+        return arg
+    tensor = here.view_of(arg)
+    return arg if tensor is None else tensor

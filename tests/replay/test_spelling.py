@@ -105,6 +105,7 @@ def test_the_order_of_names_does_not_count_and_that_of_configs_does() -> None:
         ("x" * 9000, "characters, more than"),
         (torch.zeros(40).clone, "cannot be spelled"),
         (lambda: None, "a builtins.function cannot be spelled"),
+        (type("Made", (), {"TILE_M": 64})(), "test_spelling.Made cannot be spelled"),  # its class holds it
         (AsPlainClass, "a builtins.type cannot be spelled"),
         (WithSlot(1), "test_spelling.WithSlot cannot be spelled"),
         (WithSlots(), "test_spelling.WithSlots cannot be spelled"),

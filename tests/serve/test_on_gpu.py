@@ -10,6 +10,8 @@ from typing import Any
 import pytest
 
 from aot_tune import environment
+from aot_tune.serve.runtime import runtime, with_tensors
+from tests.support.samples import scale
 from tests.support.serving_children import answer, built, start
 
 pytestmark = pytest.mark.gpu
@@ -114,3 +116,25 @@ def test_many_threads_launch_and_resolve_at_once_one_of_them_fresh(run: Run) -> 
 
 def test_the_host_function_computes_right(run: Run) -> None:
     assert run("host_function")["off"] < 0.02
+
+
+class InterfaceAlone:
+    """An array that has no protocol but the older one, as numba's."""
+
+    def __init__(self, array: Any) -> None:
+        self.__cuda_array_interface__ = array.__cuda_array_interface__
+
+
+@pytest.mark.parametrize("wrapped", [lambda array: array, InterfaceAlone], ids=["dlpack", "interface"])
+def test_cupy_s_arrays_are_launched_where_they_are(
+    wrapped: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cupy = pytest.importorskip("cupy")
+    monkeypatch.setenv(environment.ON_MISS, "default")
+    source = cupy.random.random((64, 1024), dtype=cupy.float32)
+    for _ in range(2):  # the second is launched by the plan of the first
+        target = cupy.zeros_like(source)
+        scale.launch(wrapped(source), wrapped(target))
+        assert bool((target == source * 2).all())
+    views = with_tensors((wrapped(source),), runtime())
+    assert views[0].data_ptr() == source.data.ptr

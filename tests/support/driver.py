@@ -425,6 +425,15 @@ class FakeTensor:
         }
 
 
+class ForeignArray:
+    """Another library's CUDA array: it has one of the two protocols and nothing of a tensor's methods."""
+
+    def __init__(self, tensor: FakeTensor, protocol: str = "__cuda_array_interface__") -> None:
+        self.tensor = tensor
+        self.shape, self.dtype = tuple(tensor.shape), str(tensor.dtype)
+        setattr(self, protocol, tensor.__cuda_array_interface__)
+
+
 class FakeRuntime:
     """`aot_tune.serve.runtime.Runtime` on the stand-in: meta tensors count as lying on GPU 0."""
 
@@ -442,6 +451,9 @@ class FakeRuntime:
 
     def device_count(self) -> int:
         return DRIVER.devices
+
+    def view_of(self, array: Any) -> Any:
+        return array.tensor if isinstance(array, ForeignArray) else None
 
     def index_of(self, tensor: Any) -> int | None:
         if isinstance(tensor, FakeTensor):

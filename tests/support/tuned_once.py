@@ -29,12 +29,14 @@ def hints_of(config: Any) -> dict[str, int]:
     return {} if config.occupancy is None else {"occupancy": config.occupancy}
 
 
-def tuned(x: Any, out: Any, factor: float = 2.0, *, space: Any = None, kernel: Any = None) -> Any:
+def tuned(
+    x: Any, out: Any, factor: float = 2.0, *, space: Any = None, kernel: Any = None, stream: Any = 0
+) -> Any:
     """The result of the search that a first call makes."""
     n = x.shape[0]
     return exhaustive_search(
         SPACE if space is None else space,
-        0,
+        stream,
         lambda config: (-(-n // config.TILE), 1, 1),
         scale_kernel if kernel is None else kernel,
         lambda config: (x, out, n, factor, config.TILE),
@@ -43,9 +45,9 @@ def tuned(x: Any, out: Any, factor: float = 2.0, *, space: Any = None, kernel: A
     )
 
 
-def launch(x: Any, out: Any, factor: float = 2.0) -> Any:
+def launch(x: Any, out: Any, factor: float = 2.0, *, stream: Any = 0) -> Any:
     """Search, then launch as the winner says."""
-    best = tuned(x, out, factor).best.config
+    best = tuned(x, out, factor, stream=stream).best.config
     kernel = scale_kernel.replace_hints(**hints_of(best))
-    ct.launch(0, (-(-x.shape[0] // best.TILE), 1, 1), kernel, (x, out, x.shape[0], factor, best.TILE))
+    ct.launch(stream, (-(-x.shape[0] // best.TILE), 1, 1), kernel, (x, out, x.shape[0], factor, best.TILE))
     return best

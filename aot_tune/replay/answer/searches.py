@@ -42,7 +42,7 @@ from aot_tune.replay.spelling import space_hash, texts_of
 from aot_tune.replay.table import RecordedEntry, name_of
 from aot_tune.serve.missed import note
 from aot_tune.serve.rank import is_primed, rank_in_words
-from aot_tune.serve.runtime import runtime
+from aot_tune.serve.runtime import runtime, with_tensors
 from aot_tune.values.arch import Arch
 from aot_tune.values.text import error_in_words
 from aot_tune.warn import warn
@@ -76,6 +76,10 @@ class SearchCall:
     def kernel_of(self, config: Any) -> Any:
         """Return the kernel for a config, without its hints."""
         return self.kernel if cutile.is_kernel(self.kernel) else self.kernel(config)
+
+    def args_of(self, config: Any) -> tuple[Any, ...]:
+        """Return the kernel's arguments for a config, with other libraries' arrays as tensors."""
+        return with_tensors(tuple(self.args_fn(config)), runtime())
 
     def kernel_name(self) -> str | None:
         """Return the kernel's module and name; None where there is no kernel."""
@@ -200,7 +204,7 @@ def _look_up(call: SearchCall, most: float) -> Found | _Miss:
         tabled = True
         texts = texts_of(call.space)
         space = space_hash(texts, cutile.hints_of(kernel, device.arch))
-        args = call.args_fn(call.space[0])
+        args = call.args_of(call.space[0])
         recorded = records.find(texts, space, args, device.sm_count, most=most)
     except Exception as error:  # the library's own function failed: cuTile's search meets that too
         reason = error_in_words(error)
@@ -217,7 +221,7 @@ def _note(call: SearchCall, name: str) -> None:
         device = here.device(here.current_device())
         kernel = call.kernel_of(call.space[0])
         parameters = [(parameter, True) for parameter, _ in cutile.parameters(kernel)]
-        problem = read_problem(parameters, call.args_fn(call.space[0]), (), device.sm_count)
+        problem = read_problem(parameters, call.args_of(call.space[0]), (), device.sm_count)
         note({"search": name, "arch": str(device.arch), "arguments": arguments_json(problem)})
 
 

@@ -218,7 +218,7 @@ def _prepared(
     config = call.space[at]
     try:
         own, hints = call.kernel_of(config), call.hints_fn(config) if call.hints_fn else {}
-        args, grid = tuple(call.args_fn(config)), tuple(map(int, call.grid_fn(config)))
+        args, grid = call.args_of(config), tuple(map(int, call.grid_fn(config)))
         if cutile.python_function(own) is not cutile.python_function(kernel):
             return None
         flat = cutile.hints_of(cutile.with_hints(own, hints), arch)

@@ -12,7 +12,7 @@ from aot_tune.nvidia import cutile
 from aot_tune.replay.answer.install import exchange
 from aot_tune.replay.problem import Problem, parameters_of, read_problem
 from aot_tune.replay.table import Launched
-from aot_tune.serve.runtime import runtime
+from aot_tune.serve.runtime import runtime, with_tensors
 
 launch_passed_on = True
 """Marks that functions of this module call cuTile's launch for others: `aot_tune.nvidia.cutile.PASSED_ON`."""
@@ -80,6 +80,7 @@ class Launches:
         measured = self._measured.get(function)
         if measured is None:
             return
+        args = with_tensors(tuple(args), runtime())
         hints = cutile.hints_of(kernel, runtime().device(runtime().current_device()).arch)
         self._launched(function, Launched(tuple(hints.items()), cutile.signature_of(kernel, args)))
         for kind, remark in self._remarks(kernel, args, measured):

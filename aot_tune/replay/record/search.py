@@ -90,7 +90,7 @@ def identified(call: SearchCall, texts: tuple[str, ...], device: Device) -> Iden
     for config in call.space:
         called = "args_fn"
         try:
-            args = tuple(call.args_fn(config))
+            args = call.args_of(config)
             called = "grid_fn"
             grid = call.grid_fn(config)
             called = "hints_fn"
@@ -111,7 +111,7 @@ def identified(call: SearchCall, texts: tuple[str, ...], device: Device) -> Iden
     if not read:
         raise NotRecordableError(f"{failed}, and no other config has arguments, grid and hints either")
     varying = [at for at in range(len(parameters)) if len({arguments[at] for arguments in read}) > 1]
-    problem = read_problem(parameters, call.args_fn(call.space[0]), varying, device.sm_count)
+    problem = read_problem(parameters, call.args_of(call.space[0]), varying, device.sm_count)
     return Identified(texts=texts, problem=problem, same_launches=len(launches) - len(set(launches)))
 
 
@@ -156,7 +156,7 @@ class LibrarySearch:
             self._finals()
         finally:
             if self._memory is not None:
-                self._memory.restore(self._original)
+                self._restore(self._original)
         return self._results
 
     def kernel(self, at: int) -> Any:
@@ -176,10 +176,16 @@ class LibrarySearch:
 
     def args(self, at: int) -> tuple[Any, ...]:
         """Return the arguments of a config, with their contents from before the search."""
-        args = tuple(self._call.args_fn(self._call.space[at]))
+        args = self._call.args_of(self._call.space[at])
         if self._memory is not None:
-            self._memory.restore(args)
+            self._restore(args)
         return args
+
+    def _restore(self, args: Sequence[Any]) -> None:
+        """Restore contents. Torch copies on its own stream, and the library may launch on another."""
+        assert self._memory is not None
+        self._memory.restore(args)
+        runtime().synchronize(self._device_index)
 
     # One config ---------------------------------------------------------------------------------------------
 
@@ -224,10 +230,11 @@ class LibrarySearch:
     def _launch(self, at: int) -> None:
         """Launch a config once, and check its results."""
         kernel, grid = self.kernel(at), self._call.grid_fn(self._call.space[at])
-        args = tuple(self._call.args_fn(self._call.space[at]))
+        args = self._call.args_of(self._call.space[at])
         if self._memory is None:
             self._memory, self._original = Memory(args, stores_of(kernel)), args
         self._memory.prepare(args)
+        runtime().synchronize(self._device_index)
         cutile.launch(self._call.stream, grid, kernel, args)
         runtime().synchronize(self._device_index)
         if not self._memory.is_observed:
@@ -241,7 +248,7 @@ class LibrarySearch:
             self._call.stream,
             kernel=lambda _: self.kernel(at),
             grid_of=lambda _: self._call.grid_fn(self._call.space[at]),
-            args_of=lambda _: tuple(self._call.args_fn(self._call.space[at])),
+            args_of=lambda _: self._call.args_of(self._call.space[at]),
             flush_l2=bool(self._call.options.get("flush_l2", True)),
         )
         best = result.best

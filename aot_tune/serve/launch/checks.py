@@ -168,8 +168,11 @@ def _check_no_array(place: str, arg: Any, here: Runtime) -> None:
             "its data is not known; pass its plain data, such as .as_subclass(torch.Tensor)"
         )
     if hasattr(arg, "__cuda_array_interface__") or hasattr(arg, "__dlpack__"):
-        name = type(arg).__name__
-        raise LaunchError(f"{place} is a {name}; pass a torch.Tensor, such as torch.from_dlpack(it)")
+        kind = type(arg)
+        raise LaunchError(
+            f"{place} is a {kind.__module__}.{kind.__qualname__} that torch cannot view as a CUDA tensor: by "
+            "its memory, its dtype, or because another GPU is the current one; pass a CUDA tensor"
+        )
 
 
 def _check_writable(place: str, arg: Any) -> None:

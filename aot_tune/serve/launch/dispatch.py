@@ -36,7 +36,7 @@ from aot_tune.serve.launch.reads import (
     lists_tensors,
 )
 from aot_tune.serve.rank import evidence, is_primed, is_rank
-from aot_tune.serve.runtime import Runtime, runtime
+from aot_tune.serve.runtime import Runtime, runtime, with_tensors
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
@@ -207,6 +207,7 @@ class Dispatcher:
         if batch_invariant is not None and batch_invariant is not self._batch_invariant:
             return self._with_batch_invariant(batch_invariant).config_for(*args)
         here = runtime()
+        args = with_tensors(args, here)
         device_index = check_arguments(self._tunable, args, here)
         problem = follow_problem(self._tunable.problem, args, here.tensor_types).problem
         if not check_problem(self._tunable, problem, args):
@@ -381,11 +382,18 @@ class Dispatcher:
     def _slow(
         self, args: tuple[Any, ...], config: Config | None, batch_invariant: bool | None = None
     ) -> None:
-        """Launch a call that has no plan in the memo, or has tensors that require grad."""
+        """Launch a call that has no plan in the memo, or has tensors that require grad.
+
+        A call with other libraries' arrays is made anew with tensors, so that it shares plans with tensors.
+        """
         if batch_invariant is not None and config is None:
             self._with_batch_invariant(batch_invariant).launch(*args)
             return
         here = runtime()
+        viewed = with_tensors(args, here)
+        if viewed is not args:
+            self.launch(*viewed, config)
+            return
         device_index = check_arguments(self._tunable, args, here, config=config)
         followed = follow_problem(self._tunable.problem, args, here.tensor_types)
         if not check_problem(self._tunable, followed.problem, args):

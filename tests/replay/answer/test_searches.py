@@ -293,6 +293,8 @@ def unspelled(put: Callable[..., Path]) -> Any:
 
 
 class Opaque:
+    __slots__ = ("TILE", "occupancy")
+
     def __init__(self, tile: int) -> None:
         self.TILE, self.occupancy = tile, 1
 

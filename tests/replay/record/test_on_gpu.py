@@ -6,12 +6,14 @@ import json
 import os
 import subprocess
 import sys
+from importlib import import_module
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from aot_tune import environment
 from aot_tune.replay.document import parse
 from tests.support.broken_kernels import FAULTS, HANGS, NOTHING, RIGHT
 
@@ -41,14 +43,29 @@ def main() -> None:
     print(json.dumps({"best": result.best.config.mode, "failed": failed, "untouched": not out.any().item()}))
 
 
-def test_what_would_end_the_process_is_passed_over(tmp_path: Path) -> None:
+def with_cupy() -> None:
+    """The program of a library whose users hold CuPy's arrays and streams."""
+    from tests.support import tuned_once
+
+    cupy: Any = import_module("cupy")
+    stream = cupy.cuda.Stream(non_blocking=True)
+    with stream:
+        x, out = cupy.random.random(1 << 16, dtype=cupy.float32), cupy.zeros(1 << 16, dtype=cupy.float32)
+        best = tuned_once.launch(x, out, stream=stream)
+        right = bool((out == x * 2).all())
+    print(json.dumps({"best": vars(best), "right": right}))
+
+
+def ran(folder: Path, program: str, *command: str, **variables: str) -> dict[str, Any]:
+    """What a function of this module prints, run by a verb of aot-tune in a process of its own."""
+    path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [
-            *(sys.executable, "-m", "aot_tune", "record", "--out", "tables", "--"),
-            *(sys.executable, "-c", "from tests.replay.record.test_on_gpu import main; main()"),
+            *(sys.executable, "-m", "aot_tune", *command, "--"),
+            *(sys.executable, "-c", f"from tests.replay.record.test_on_gpu import {program}; {program}()"),
         ],
-        cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])},
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": path, **variables},
         capture_output=True,
         text=True,
         timeout=300,
@@ -56,7 +73,23 @@ def test_what_would_end_the_process_is_passed_over(tmp_path: Path) -> None:
     )
     assert done.returncode == 0, done.stderr
     print(done.stderr)
-    found = json.loads(done.stdout.splitlines()[-1])
+    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+    return answer
+
+
+def test_cupy_s_arrays_are_recorded_and_replayed(tmp_path: Path) -> None:
+    pytest.importorskip("cupy")
+    recorded = ran(tmp_path, "with_cupy", "record", "--out", "tables")
+    (path,) = (tmp_path / "tables").glob("sm90/*.json")
+    (entry,) = parse(path.read_bytes()).entries
+    assert entry.config == {"SimpleNamespace": recorded["best"]}
+    replayed = ran(tmp_path, "with_cupy", "run", "--tables", "tables", **{environment.ON_MISS: "error"})
+    assert replayed == recorded
+    assert recorded["right"]
+
+
+def test_what_would_end_the_process_is_passed_over(tmp_path: Path) -> None:
+    found = ran(tmp_path, "main", "record", "--out", "tables")
     assert (found["best"], found["untouched"]) == (RIGHT, True)
     failed = {int(mode): message for mode, message in found["failed"].items()}
     assert sorted(failed) == [FAULTS, HANGS, NOTHING]

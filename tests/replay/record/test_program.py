@@ -85,7 +85,7 @@ def test_a_program_is_recorded_and_then_run_without_a_search(tmp_path: Path) -> 
     entries = parse(path.read_bytes()).entries
     assert [entry.problem.arguments[2].value for entry in entries] == [1024, 5000]
     row, *rest = done.stderr.splitlines()[1:]
-    assert row.split()[:3] == ["tuned_once.py:35", "tests.support.tuned_once.scale_kernel", "2"]
+    assert row.split()[:3] == ["tuned_once.py:37", "tests.support.tuned_once.scale_kernel", "2"]
     assert rest == ["1 table written:", f"  {path}"]
     again = answer(aot_tune(tmp_path, "run", "--tables", "tables", *program, "1024", "5000"))
     assert again == {"launches": first["launches"], "searched": []}
@@ -206,8 +206,8 @@ def test_what_a_program_recorded_before_it_was_killed_is_told_once(tmp_path: Pat
     forked = f"import os\n{ONCE}\nos.kill(os.getpid(), 9)".replace(loop, f"{loop}{FORKED}")
     done = aot_tune(tmp_path, "record", "--out", "tables", "--", sys.executable, "-c", forked, "1024", "5000")
     assert done.returncode == 137
-    (row,) = (line.split() for line in done.stderr.splitlines() if line.startswith("tuned_once.py:35 "))
-    assert row[:3] == ["tuned_once.py:35", "tests.support.tuned_once.scale_kernel", "2"]
+    (row,) = (line.split() for line in done.stderr.splitlines() if line.startswith("tuned_once.py:37 "))
+    assert row[:3] == ["tuned_once.py:37", "tests.support.tuned_once.scale_kernel", "2"]
     assert "1 table written:" in done.stderr
 
 

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
-from types import SimpleNamespace
+from types import ModuleType, SimpleNamespace
 from typing import Any
 
 import cuda.tile.tune
@@ -24,8 +25,8 @@ from aot_tune.replay.record.recorder import Recorder, Site, equal_to_a_size, fol
 from aot_tune.replay.table import RecordedTable, file_name
 from aot_tune.tables.table import SCHEMA
 from tests.support import served_library, tuned_once
-from tests.support.driver import Driver, FakeTensor
-from tests.support.tuned_once import SPACE, scale_kernel, tuned
+from tests.support.driver import Driver, FakeTensor, ForeignArray, stream_on
+from tests.support.tuned_once import SPACE, launch, scale_kernel, tuned
 
 pytestmark = pytest.mark.process  # searches compile
 
@@ -109,6 +110,33 @@ def test_a_recorded_search_is_replayed_without_a_search(
     table = read(tmp_path)
     assert (table.module, table.kernel, str(table.arch)) == (tuned_once.__name__, "scale_kernel", "sm90")
     assert table.built_with.device_name == "NVIDIA H200"
+
+
+class CuPyStream:
+    """What cuTile reads of a stream of CuPy."""
+
+    def __init__(self, ptr: int) -> None:
+        self.ptr = ptr
+
+
+def test_another_library_s_arrays_and_streams_are_recorded_and_replayed(
+    recorder: Recorder, tmp_path: Path, replayed: list[int], driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cupy = ModuleType("cupy")
+    monkeypatch.setitem(sys.modules, "cupy", cupy)
+    monkeypatch.setattr(cupy, "cuda", SimpleNamespace(Stream=CuPyStream), raising=False)
+    x, out = map(ForeignArray, tensors(1024))
+    best = launch(x, out, stream=CuPyStream(stream_on(0)))
+    assert best.TILE == 32
+    (entry,) = read(tmp_path).entries
+    assert entry.signature == "scale_kernel_Kt1_A1f16_1i16t1_p16_A1f16_1i16t1_p16_Si32_Sf32_I32"
+    assert not site(recorder).remarks  # the library's own launch is the winner's
+    replay()
+    replayed.clear()
+    assert launch(x, out, stream=CuPyStream(stream_on(0))) is tuned(*tensors(1024)).best.config is best
+    assert tuned(ForeignArray(x.tensor, "__dlpack__"), out.tensor).best.config is best
+    assert replayed == []
+    assert {launched.stream for launched in driver.launches} == {stream_on(0)}
 
 
 def test_each_config_is_compiled_once(recorder: Recorder, driver: Driver) -> None:

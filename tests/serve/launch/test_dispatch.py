@@ -40,7 +40,7 @@ from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Exact, Pow2
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
-from tests.support.driver import Driver, FakeTensor, stream_on
+from tests.support.driver import Driver, FakeTensor, ForeignArray, stream_on
 from tests.support.samples import DEFAULT, SM90, SPACE, equally_fast, loading_more, scale, scale_table, write
 from tests.support.wide_samples import double, row_sum, scale_each, table_of
 
@@ -613,7 +613,7 @@ class Wrapped(torch.Tensor):
         ),
         (
             lambda x: x.to(torch.float32).numel() and __import__("numpy").zeros((64, 1024)),
-            r"source is a ndarray",
+            r"source is a numpy.ndarray that torch cannot view",
         ),
     ],
     ids=["subclass", "cpu", "numpy"],
@@ -1298,6 +1298,37 @@ def test_lists_of_tensors_are_launched_and_remembered_by_their_shapes(
     assert launched() == [(132, 1, 1)] * 2
     tunable.launch([vector(1024), vector(2048)], some[1])
     assert len(asked) > known
+
+
+@pytest.mark.process
+@pytest.mark.filterwarnings("ignore::aot_tune.errors.TableWarning")  # its functions are noted: other source
+@pytest.mark.parametrize("protocol", ["__dlpack__", "__cuda_array_interface__"])
+def test_arrays_of_other_libraries_are_launched_as_tensors(
+    tuned: Tunable, launched: Launched, protocol: str
+) -> None:
+    tunable, calls = counted(tuned)
+    source, target = (FakeTensor((64, 1024), torch.bfloat16) for _ in range(2))
+    tunable.launch(ForeignArray(source, protocol), ForeignArray(target, protocol))
+    seen = len(calls)
+    tunable.launch(source, ForeignArray(target, protocol))
+    tunable.launch(source, target)
+    assert len(calls) == seen  # one plan serves arrays and tensors
+    tunable.launch(ForeignArray(source, protocol), target, config=OTHER)
+    assert launched() == [*[blocks(64, 1024, AT_64)] * 3, blocks(64, 1024, OTHER)]
+    assert tunable.config_for(ForeignArray(source, protocol), target) == AT_64
+
+
+@pytest.mark.process
+def test_arrays_of_other_libraries_in_lists_are_launched_as_tensors(
+    driver: Driver, launched: Launched
+) -> None:
+    tunable, asked = _noted_args(scale_each)
+    some = [FakeTensor((1024,)), FakeTensor((1040,))]
+    tunable.launch(some, some)
+    known = len(asked)
+    tunable.launch([ForeignArray(x) for x in some], [some[0], ForeignArray(some[1])])
+    assert len(asked) == known  # the plan is found
+    assert launched() == [(132, 1, 1)] * 2
 
 
 @pytest.mark.process
