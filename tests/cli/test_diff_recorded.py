@@ -69,12 +69,10 @@ def test_folders_with_both_kinds_are_compared(tmp_path: Path) -> None:
     diffs = diff_paths(tmp_path / "old", tmp_path / "new")
     lines = diff_lines(diffs)
     assert lines[0] == "sm90/mylib.ops.scale_kernel"
-    assert lines[1].startswith("  ~ x=float16[1024]")
-    assert "12.50 -> 10.00 us  1.250x  over first 1.60x -> 2.00x" in lines[1]
-    assert lines[2].startswith("  - x=float16[4096]")
-    assert lines[-1].startswith(
-        "2 tables: 2 entries changed (1 removed, 1 with other figures only); the 4 in"
-    )
+    assert lines[2].startswith("  more    x=float16[1024]")
+    assert "1.60x -> 2.00x  12.50 -> 10.00" in lines[2]
+    assert lines[3].startswith("  gone    x=float16[4096]")
+    assert lines[-1].startswith("2 tables: 2 entries changed (1 more, 1 gone); the 4 in")
     (told,) = diff_data(diffs)
     assert (told["kernel"], told["kind"], told["speedup"]) == ("mylib.ops.scale_kernel", "recorded", 1.25)
 
