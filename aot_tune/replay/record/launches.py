@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence, Set
 from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any
@@ -31,6 +31,9 @@ class Measured:
     problems: list[Problem] = field(default_factory=list)
     """Problem of each search."""
 
+    in_parts: set[str] = field(default_factory=set)
+    """Parameters with parts of sums. The library makes them anew for the chosen config, in its size."""
+
 
 class Launches:
     """Watches the launches of kernels that were searched.
@@ -48,11 +51,14 @@ class Launches:
         self._original: Any = None
         self._watching: Any = None
 
-    def searched(self, kernel: Any, hints: Sequence[Mapping[str, int]], problem: Problem) -> None:
+    def searched(
+        self, kernel: Any, hints: Sequence[Mapping[str, int]], problem: Problem, in_parts: Set[str]
+    ) -> None:
         """Watch a kernel's launches from now on."""
         measured = self._measured.setdefault(cutile.python_function(kernel), Measured())
         measured.hints.extend(hint for hint in hints if hint not in measured.hints)
         measured.problems.append(problem)
+        measured.in_parts.update(in_parts)
         if self._original is None:
             self._original = cutile.launching()
             self._watching = self._watched(self._original)
@@ -100,7 +106,8 @@ class Launches:
         for problem in measured.problems:
             asked = read_problem(parameters, args, problem.varying, device.sm_count)
             arguments = zip(asked.names, asked.arguments, problem.arguments, strict=True)
-            differing = [name for name, launched, searched in arguments if launched != searched]
+            pairs = ((name, launched != searched) for name, launched, searched in arguments)
+            differing = [name for name, differs in pairs if differs and name not in measured.in_parts]
             if fewest is None or len(differing) < len(fewest):
                 fewest = differing
         if fewest:

@@ -28,6 +28,9 @@ other orders, and float32 products may run in tf32. Narrower floating-point type
 NARROW = 0.13
 """Tolerance of eight-bit and narrower floating-point types: two steps of their three mantissa bits."""
 
+MOST_PARTS = 32
+"""Most parts that a sum is split into. A sum without one of them is beyond the tolerance of most dtypes."""
+
 Places = tuple[int, ...]
 """Place of a tensor in a launch's arguments: its position, followed by positions in lists."""
 
@@ -83,6 +86,8 @@ class Memory:
         self._stores = stores
         self._before = {place: _copy(tensor) for place, tensor in tensors_of(args).items()}
         self._after: dict[Places, torch.Tensor] | None = None
+        self.in_parts: set[str] = set()
+        """Parameters to which a config stored another number of parts of the same sums than the first one."""
 
     @property
     def is_observed(self) -> bool:
@@ -150,17 +155,22 @@ class Memory:
     def difference(self, args: Sequence[Any], names: Sequence[str]) -> str | None:
         """Return how a config's results differ from the first config's, in words; None where they do not.
 
+        Parts of sums, such as those of a product that is split along K, do not differ if they add up.
+
         Args:
             args: The arguments after the launch.
             names: The kernel's parameters.
         """
-        tensors = tensors_of(args)
+        tensors, poisoned = tensors_of(args), self._fresh(args)
         for place, expected in (self._after or {}).items():
             tensor = tensors.get(place)
             if tensor is None or tensor.shape != expected.shape or tensor.dtype != expected.dtype:
                 continue
             off = distance(tensor, expected)
             if off > tolerance(expected.dtype):
+                if place in poisoned and add_up_alike(tensor, expected):
+                    self.in_parts.add(names[place[0]])
+                    continue
                 return (
                     f"{names[place[0]]} differs from the first config's by {off:.3g} of its largest value; "
                     f"at most {tolerance(expected.dtype):g} is allowed for {expected.dtype}"
@@ -176,9 +186,57 @@ def _copy(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _is_poison(tensor: torch.Tensor) -> bool:
+    return bool(_poisoned(tensor).all())
+
+
+def _poisoned(tensor: torch.Tensor) -> torch.Tensor:
+    """Return for each element whether it holds the poison."""
     element = torch.empty(1, dtype=tensor.dtype, device=tensor.device)
     poison(element, 0)
-    return bool((bits(tensor) == bits(element)).all())
+    return bits(tensor) == bits(element)
+
+
+def add_up_alike(tensor: torch.Tensor, expected: torch.Tensor) -> bool:
+    """Whether two results are different numbers of parts of the same sums.
+
+    The parts of each are stored one after another, to the first rows of a tensor that was poisoned. A split-K
+    kernel does so in a workspace that serves all of its configs: a later launch adds the chosen config's.
+    """
+    ours, theirs = _stored_rows(tensor), _stored_rows(expected.to(tensor.device))
+    if ours is None or theirs is None or not theirs.any():  # zeros prove nothing
+        return False
+    expected_sums = list(_sums(theirs))
+    return any(
+        mine != others and _equal_but_zeros(sums, wanted, tolerance(expected.dtype))
+        for mine, sums in _sums(ours)
+        for others, wanted in expected_sums
+    )
+
+
+def _stored_rows(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return the first rows, in float32 or wider; None where not all and only these were stored to."""
+    if tensor.dim() == 0 or not tensor.dtype.is_floating_point or tensor.element_size() == 1:
+        return None
+    stored = ~_poisoned(tensor).flatten(1) if tensor.dim() > 1 else ~_poisoned(tensor)[:, None]
+    count = int(stored.any(1).sum())
+    if not count or not bool(stored[:count].all()):
+        return None
+    return tensor[:count].to(torch.promote_types(tensor.dtype, torch.float32))
+
+
+def _sums(rows: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield each number of equal parts that rows may consist of, with the sum over the parts."""
+    for parts in range(1, MOST_PARTS + 1):
+        if len(rows) % parts == 0:
+            yield parts, rows.unflatten(0, (parts, -1)).sum(0)
+
+
+def _equal_but_zeros(sums: torch.Tensor, expected: torch.Tensor, most: float) -> bool:
+    """Whether sums are equal, and further rows of the longer zeros: each part may end in a whole tile."""
+    rows = min(len(sums), len(expected))
+    if bool(sums[rows:].any()) or bool(expected[rows:].any()):
+        return False
+    return distance(sums[:rows], expected[:rows]) <= most
 
 
 def _same(tensor: torch.Tensor, expected: torch.Tensor) -> bool:

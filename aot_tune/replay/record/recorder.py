@@ -66,6 +66,9 @@ by itself: a config that was begun then and has no outcome ended the program, an
 
 _NOT_ENDED = "a search had not ended: its outcomes are kept, and the same command goes on with it"
 
+IN_PARTS = "gets other parts of the same sums from other configs: they add up, and no config is passed over"
+"""Remark on a workspace of split-K configs, after the names of the parameters."""
+
 MOST_SEARCHES_OF_ONE_PROBLEM = 3
 """Most searches of one problem in a process. A library may ask again because the contents of an index tensor
 matter. After these searches it is answered from their winners."""
@@ -368,11 +371,13 @@ class Recorder:
         site.wrong += len(results.wrong)
         for at, message in results.wrong.items():
             site.remarks[f"config {known.texts[at]} is passed over: {message}"] = None
+        if results.in_parts:
+            site.remarks[f"{', '.join(sorted(results.in_parts))} {IN_PARTS}"] = None
         site.remarks |= dict.fromkeys(_failures_in_words(known.texts, results))
         if not results.times:
             raise_as_cutile(call, results.failures)
         timed = [cutile.hints_of(search.kernel(at), task.device.arch) for at in results.times]
-        self._launches.searched(task.kernel, timed, known.problem)
+        self._launches.searched(task.kernel, timed, known.problem, results.in_parts)
         try:
             entry = _entry(task, search, results)
             times = {known.texts[at]: time for at, time in results.times.items()}

@@ -62,6 +62,9 @@ class Searched:
     wrong: dict[int, str] = field(default_factory=dict)
     """How each wrong config's results differ from those of the first that ran."""
 
+    in_parts: set[str] = field(default_factory=set)
+    """Parameters to which configs stored different numbers of parts of the same sums."""
+
     @property
     def winner(self) -> int:
         """Return the fastest config's place. Of configs that tie the first wins."""
@@ -157,6 +160,7 @@ class LibrarySearch:
         finally:
             if self._memory is not None:
                 self._restore(self._original)
+                self._results.in_parts = self._memory.in_parts
         return self._results
 
     def kernel(self, at: int) -> Any:

@@ -8,7 +8,16 @@ import cuda.tile as ct
 import pytest
 import torch
 
-from aot_tune.replay.record.memory import Memory, Stores, distance, stores_of, tensors_of, tolerance
+from aot_tune.declare.comparison import poison
+from aot_tune.replay.record.memory import (
+    Memory,
+    Stores,
+    add_up_alike,
+    distance,
+    stores_of,
+    tensors_of,
+    tolerance,
+)
 from tests.support.example_kernels import add_rows_kernel, count_kernel
 from tests.support.tuned_once import scale_kernel
 
@@ -96,6 +105,56 @@ def test_a_tensor_whose_shape_varies_is_neither_restored_nor_compared() -> None:
     memory.restore(other)
     assert other[0].tolist() == [3.0] * 8
     assert memory.difference(other, NAMES) is None
+
+
+def in_workspace(product: torch.Tensor, parts: int, *, tile: int = 1, rows: int = 128) -> torch.Tensor:
+    """What a split-K kernel leaves in its workspace: parts of a product, each padded to whole tiles."""
+    each = -(-len(product) // tile) * tile
+    share = torch.rand(parts, *product.shape, generator=torch.Generator().manual_seed(parts))
+    padded = torch.zeros(parts, each, *product.shape[1:])
+    padded[:, : len(product)] = share / share.sum(0) * product
+    workspace = torch.zeros(rows, *product.shape[1:])
+    poison(workspace, 0)
+    workspace[: parts * each] = padded.flatten(0, 1)[:rows]
+    return workspace
+
+
+PRODUCT = torch.randn(12, 4, generator=torch.Generator().manual_seed(0))
+
+
+@pytest.mark.parametrize(("parts", "first"), [(1, 8), (8, 1), (2, 3), (4, 8)])
+def test_other_parts_of_the_same_sums_do_not_differ(parts: int, first: int) -> None:
+    kernel = Stores(written=frozenset({1}), fresh=frozenset({1}))
+    given = (PRODUCT, torch.zeros(128, 4))
+    memory = Memory(given, kernel)
+    memory.prepare(given)
+    given[1].copy_(in_workspace(PRODUCT, first))
+    memory.observe(given)
+    memory.prepare(given)
+    given[1].copy_(in_workspace(PRODUCT, parts, tile=16))  # rows of zeros end each part
+    assert memory.difference(given, NAMES) is None
+    assert memory.in_parts == {"parts"}
+    memory.prepare(given)
+    given[1].copy_(in_workspace(PRODUCT * 1.01, parts))
+    assert "parts differs from the first config's" in str(memory.difference(given, NAMES))
+
+
+@pytest.mark.parametrize(
+    ("tensor", "expected"),
+    [
+        (in_workspace(PRODUCT, 4)[:40], in_workspace(PRODUCT, 1)[:40]),  # the last part does not fit
+        (in_workspace(PRODUCT, 4).roll(1, 0), in_workspace(PRODUCT, 1)),  # not the first rows
+        (in_workspace(PRODUCT[:8], 1), in_workspace(PRODUCT, 1)),  # a tile is missing
+        (in_workspace(PRODUCT.flip(0), 1), in_workspace(PRODUCT, 1)),
+        (in_workspace(PRODUCT, 2)[:24].roll(12, 0), in_workspace(PRODUCT, 2)[:24]),  # as many parts
+        (in_workspace(PRODUCT * 0, 4), in_workspace(PRODUCT * 0, 1)),  # zeros prove nothing
+        (in_workspace(PRODUCT, 1, rows=12)[:0], in_workspace(PRODUCT, 1)),
+        (torch.tensor(1.0), torch.tensor(2.0)),
+        (torch.tensor([1, 1]), torch.tensor([2])),
+    ],
+)
+def test_what_is_no_other_number_of_parts_differs(tensor: torch.Tensor, expected: torch.Tensor) -> None:
+    assert not add_up_alike(tensor, expected)
 
 
 @pytest.mark.parametrize(

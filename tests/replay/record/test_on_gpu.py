@@ -15,7 +15,9 @@ import pytest
 
 from aot_tune import environment
 from aot_tune.replay.document import parse
+from aot_tune.replay.record.recorder import IN_PARTS
 from tests.support.broken_kernels import FAULTS, HANGS, NOTHING, RIGHT
+from tests.support.tilegym_sites import FOLDER, MISSING
 
 pytestmark = pytest.mark.gpu
 
@@ -56,8 +58,20 @@ def with_cupy() -> None:
     print(json.dumps({"best": vars(best), "right": right}))
 
 
-def ran(folder: Path, program: str, *command: str, **variables: str) -> dict[str, Any]:
-    """What a function of this module prints, run by a verb of aot-tune in a process of its own."""
+def split_k() -> None:
+    """TileGym's mHC product: each config of its search splits K into another number of parts."""
+    import torch
+
+    sys.path.append(str(FOLDER))
+    mhc: Any = import_module("tilegym.ops.cutile.experimental.mhc")
+    torch.manual_seed(0)
+    x, w = (torch.randn(shape, dtype=torch.bfloat16, device="cuda") for shape in ((256, 4096), (4096, 24)))
+    y, r = mhc.mhc_gemm_rms_scale(x, w, 4, 0.5, 0.5, 0.5, torch.zeros(24, dtype=x.dtype, device="cuda"))
+    print(json.dumps({"y": y.double().tolist(), "r": r.double().tolist()}))
+
+
+def ran(folder: Path, program: str, *command: str, **variables: str) -> tuple[dict[str, Any], str]:
+    """What a function of this module prints, and what a verb of aot-tune does that runs it."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
     done = subprocess.run(
         [
@@ -73,23 +87,33 @@ def ran(folder: Path, program: str, *command: str, **variables: str) -> dict[str
     )
     assert done.returncode == 0, done.stderr
     print(done.stderr)
-    answer: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-    return answer
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
 
 
 def test_cupy_s_arrays_are_recorded_and_replayed(tmp_path: Path) -> None:
     pytest.importorskip("cupy")
-    recorded = ran(tmp_path, "with_cupy", "record", "--out", "tables")
+    recorded, _ = ran(tmp_path, "with_cupy", "record", "--out", "tables")
     (path,) = (tmp_path / "tables").glob("sm90/*.json")
     (entry,) = parse(path.read_bytes()).entries
     assert entry.config == {"SimpleNamespace": recorded["best"]}
-    replayed = ran(tmp_path, "with_cupy", "run", "--tables", "tables", **{environment.ON_MISS: "error"})
+    replayed, _ = ran(tmp_path, "with_cupy", "run", "--tables", "tables", **{environment.ON_MISS: "error"})
     assert replayed == recorded
     assert recorded["right"]
 
 
+@pytest.mark.skipif(not FOLDER.is_dir(), reason=MISSING)
+def test_a_workspace_of_split_k_configs_passes_none_of_them_over(tmp_path: Path) -> None:
+    recorded, told = ran(tmp_path, "split_k", "record", "--out", "tables")
+    (row,) = (line.split() for line in told.splitlines() if "_mhc_split_gemm_rms_kernel " in line)
+    assert row[-1] == "0"  # wrong
+    assert f"R_acc, Y_acc {IN_PARTS}" in told
+    assert "no search was for" not in told
+    replayed, _ = ran(tmp_path, "split_k", "run", "--tables", "tables", **{environment.ON_MISS: "error"})
+    assert replayed == recorded
+
+
 def test_what_would_end_the_process_is_passed_over(tmp_path: Path) -> None:
-    found = ran(tmp_path, "main", "record", "--out", "tables")
+    found, _ = ran(tmp_path, "main", "record", "--out", "tables")
     assert (found["best"], found["untouched"]) == (RIGHT, True)
     failed = {int(mode): message for mode, message in found["failed"].items()}
     assert sorted(failed) == [FAULTS, HANGS, NOTHING]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
@@ -22,6 +23,7 @@ from aot_tune.replay.problem import Whole
 from aot_tune.replay.record import recorder as recording
 from aot_tune.replay.record import turn as turns
 from aot_tune.replay.record.recorder import Recorder, Site, equal_to_a_size, following
+from aot_tune.replay.record.search import LibrarySearch
 from aot_tune.replay.table import RecordedTable, file_name
 from aot_tune.tables.table import SCHEMA
 from tests.support import served_library, tuned_once
@@ -460,6 +462,18 @@ def test_equal_launches_are_remarked(recorder: Recorder) -> None:
     assert list(site(recorder).remarks) == [
         "1 of 5 configs are the same launch as another: same grid, hints and arguments; leave them out"
     ]
+
+
+def test_a_workspace_of_parts_is_remarked_and_may_be_launched_in_another_size(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = LibrarySearch.run  # the stand-in stores nothing
+    monkeypatch.setattr(LibrarySearch, "run", lambda search: replace(own(search), in_parts={"out"}))
+    x, out = tensors(1024)
+    best = tuned(x, out).best.config
+    smaller, _ = tensors(512)
+    tuned_once.ct.launch(0, (32, 1, 1), scale_kernel, (x, smaller, 1024, 2.0, best.TILE))
+    assert list(site(recorder).remarks) == [f"out {recording.IN_PARTS}"]
 
 
 def test_a_launch_of_what_no_search_measured_is_remarked(recorder: Recorder) -> None:

@@ -100,6 +100,44 @@ def tensors() -> tuple[torch.Tensor, torch.Tensor]:
     return torch.arange(64.0), torch.full((64,), 3.0)
 
 
+@ct.kernel
+def split_kernel(x, parts, n, PARTS: ct.Constant[int], TILE: ct.Constant[int]):
+    """Each block adds its part of every sum, and stores it after the parts of the blocks before."""
+    part = ct.bid(0)
+    total = ct.full((TILE,), 0.0, dtype=ct.float32)
+    for i in range(part, n, PARTS):
+        total = total + ct.load(x, (i, 0), (1, TILE)).reshape((TILE,))
+    ct.store(parts, (part,), total)
+
+
+def test_configs_that_store_other_parts_of_the_same_sums_are_right(
+    machine: Machine, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def launch(stream: Any, grid: tuple[int, ...], kernel: Any, args: tuple[Any, ...]) -> None:
+        x, parts, _n, count, tile = args
+        for part in range(count - (count == 3)):  # one forgets its last part
+            parts[part * tile : (part + 1) * tile] = x[part::count].sum(0)
+
+    def search(configs: Any, stream: Any, *, args_of: Callable[..., Any], **_: Any) -> Any:
+        best = SimpleNamespace(mean_us=1.0 / args_of(configs[0])[3], error_margin_us=1e-6, num_samples=5)
+        return SimpleNamespace(best=best)
+
+    monkeypatch.setattr(cutile, "launch", launch)
+    monkeypatch.setattr(cutile, "search", search)
+    x, workspace = torch.rand(32, 8), torch.zeros(64)
+    asked = call(
+        x,
+        workspace,
+        [SimpleNamespace(PARTS=parts) for parts in (2, 1, 8, 3)],
+        grid_fn=lambda config: (config.PARTS, 1, 1),
+        kernel=split_kernel,
+        args_fn=lambda config: (x, workspace, 32, config.PARTS, 8),
+        hints_fn=None,
+    )
+    found = run(asked, tmp_path)
+    assert (list(found.wrong), found.winner, found.in_parts) == ([3], 2, {"parts"})
+
+
 def test_the_problem_is_what_does_not_vary_with_the_config() -> None:
     x, out = tensors()
     known = identified(call(x, out), texts_of(SPACE), DEVICE)
