@@ -228,7 +228,7 @@ def _sums(rows: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
     """Yield each number of equal parts that rows may consist of, with the sum over the parts."""
     for parts in range(1, MOST_PARTS + 1):
         if len(rows) % parts == 0:
-            yield parts, rows.unflatten(0, (parts, -1)).sum(0)
+            yield parts, rows.view(parts, -1, *rows.shape[1:]).sum(0)
 
 
 def _equal_but_zeros(sums: torch.Tensor, expected: torch.Tensor, most: float) -> bool:
