@@ -272,7 +272,8 @@ class BatchInvariant:
         return ranked(self._tunable, self._arch, entries)
 
     def _matches(self, group: Problem | None) -> tuple[Match, ...]:
-        return () if group is None else self._by_group()[group]
+        matches = () if group is None else self._by_group()[group]
+        return tuple(match for match in matches if match.entry.is_sound())
 
     def _group(self, wanted: Problem, within: float) -> Problem | None:
         groups = self._by_group()

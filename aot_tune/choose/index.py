@@ -3,19 +3,20 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import replace
 from itertools import compress
 from pathlib import Path
+from typing import NamedTuple
 
 from aot_tune.choose.nearest import Places, Sizes, nearest
 from aot_tune.choose.points import DefaultAt, Estimator, Tiles
 from aot_tune.tables.table import Entry, Table
 from aot_tune.values.bucket import Axes, Classes, Pow2, classes_of, edge
+from aot_tune.values.lazy import lazy
 from aot_tune.values.problem import Problem
 
 
-@dataclass(frozen=True, kw_only=True)
-class Match:
+class Match(NamedTuple):
     """Entry with the table that holds it."""
 
     entry: Entry
@@ -43,32 +44,53 @@ class Index:
         self._tiles = tiles
         self._pow2 = tuple(name for name, axis in axes.items() if isinstance(axis, Pow2))
         self._is_exact = [name not in self._pow2 for name in axes]
-        self._own: dict[Problem, Match] = {}
-        self._groups: dict[Classes, dict[Sizes, list[Match]]] = {}
         self._groups_of: dict[Classes, list[Places[Match]]] = {}
         self._candidates: dict[tuple[Classes, Sizes, float], Places[Match]] = {}
         self._estimators: dict[Path, Estimator] = {}
         self._last: tuple[Problem | None, Problem] = (None, Problem({}))
         self._last_key: tuple[Problem | None, Classes, Sizes, Sizes] = (None, frozenset(), (), ())
+
+    @lazy
+    def _own(self) -> dict[Problem, Match]:
+        own: dict[Problem, Match] = {}
         for path, table in self.tables.items():
             for entry in table.entries:
-                if entry.bucket not in self._own:
-                    self._add(Match(entry=entry, table=table, path=path))
+                own.setdefault(entry.bucket, Match(entry, table, path))
+        return own
 
-    def _add(self, match: Match) -> None:
-        bucket = match.entry.bucket
-        self._own[bucket] = match
-        classes, sizes = classes_of(self._axes, bucket), self._sizes_of(bucket)
-        exact = tuple(compress(sizes, self._is_exact))
-        self._groups.setdefault(classes, {}).setdefault(exact, []).append(match)
+    @lazy
+    def _groups(self) -> dict[Classes, dict[Sizes, list[Match]]]:
+        groups: dict[Classes, dict[Sizes, list[Match]]] = {}
+        for bucket, match in self._own.items():
+            classes, sizes = classes_of(self._axes, bucket), self._sizes_of(bucket)
+            exact = tuple(compress(sizes, self._is_exact))
+            groups.setdefault(classes, {}).setdefault(exact, []).append(match)
+        return groups
 
     def own(self, problem: Problem) -> Match | None:
         """Return the entry of the problem's own bucket."""
-        return self._own.get(self.bucket_of(problem))
+        match = self._own.get(self.bucket_of(problem))
+        if match is None or match.entry.is_sound():
+            return match
+        self._leave_malformed_out()
+        return self.own(problem)
 
     def matches(self) -> Iterable[Match]:
         """Return all entries, one per bucket, in reading order."""
         return self._own.values()
+
+    def _leave_malformed_out(self) -> None:
+        """Read all entries and leave out the malformed ones, of which one was asked for.
+
+        All at once, so that a file of them takes bounded time. Estimators keep their tables: whether a
+        malformed entry was asked for before may not influence a choice.
+        """
+        for path, table in self.tables.items():
+            self.tables[path] = replace(table, entries=tuple(e for e in table.entries if e.is_sound()))
+        self._groups_of.clear()
+        self._candidates.clear()
+        for name in ("_own", "_groups"):
+            vars(self).pop(name, None)
 
     def bucket_of(self, problem: Problem) -> Problem:
         """Return the problem's bucket; the last answer is kept, since a choice needs it several times."""
@@ -80,6 +102,13 @@ class Index:
 
     def nearest(self, problem: Problem, within: float) -> Match | None:
         """Return the entry of the same classes with the nearest bucket (`aot_tune.choose.nearest`)."""
+        match = self._nearest(problem, within)
+        if match is None or match.entry.is_sound():
+            return match
+        self._leave_malformed_out()
+        return self.nearest(problem, within)
+
+    def _nearest(self, problem: Problem, within: float) -> Match | None:
         classes, sizes, edges = self._key_of(self.bucket_of(problem))
         candidates = self._candidates.get((classes, edges, within))
         if candidates is None:

@@ -618,7 +618,8 @@ class Estimator:
         """Return the prepared points of an entry."""
         sources = self._sources.get(entry.bucket)
         if sources is None:
-            timed = (point for point in entry.points if any(us is not None for us in point.us))
+            points = entry.points if entry.is_sound() else ()
+            timed = (point for point in points if any(us is not None for us in point.us))
             sources = self._sources[entry.bucket] = [self._source(entry, point) for point in timed]
         return sources
 
@@ -682,7 +683,7 @@ class Estimator:
     @lazy
     def _timed(self) -> list[Entry]:
         """Entries with a time at a point."""
-        return [e for e in self.table.entries if any(us is not None for point in e.points for us in point.us)]
+        return [entry for entry in self.table.entries if entry.is_timed()]
 
     @lazy
     def _shapes(self) -> list[tuple[Exact, list[float]]]:

@@ -60,7 +60,7 @@ def load(tunable: Declaration, arch: Arch) -> Index:
         if not _is_there(path, folder):
             continue  # no table: the warning of a miss names the command that makes one
         try:
-            table = read_table(path)
+            table = read_table(path, as_asked=True)
         except Exception as error:  # whatever a file holds, serving goes on
             _warn(f"{error_in_words(error)}; {tunable.name} is served without it on {arch}: restore {path}")
             continue
@@ -109,11 +109,12 @@ def folder_mistake(folder: Path) -> str | None:
 
 def _measured_only(path: Path, table: Table) -> Table:
     measured = tuple(entry for entry in table.entries if entry.evidence == "measured")
-    if len(measured) < len(table.entries):
-        _warn(
-            f"{path}: {len(table.entries) - len(measured)} of its entries are predicted and left out; "
-            f"predictions are read only from a folder named in {environment.TABLES}"
-        )
+    if len(measured) == len(table.entries):
+        return table
+    _warn(
+        f"{path}: {len(table.entries) - len(measured)} of its entries are predicted and left out; "
+        f"predictions are read only from a folder named in {environment.TABLES}"
+    )
     return dataclasses.replace(table, entries=measured)
 
 

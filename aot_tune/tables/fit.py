@@ -128,15 +128,14 @@ def undeclared(tunable: Declaration, table: Table) -> list[Config]:
         tunable: The kernel's declaration.
         table: A table in which `mismatch` finds nothing.
     """
-    left = set(table.portfolio).union(entry.config for entry in table.entries)
+    left = set(table.configs)
     for problem in _searched(tunable, table):
         # The space of a bucket from a file, by the author's code: whatever it raises, it holds no config.
         with contextlib.suppress(Exception):
             left.difference_update(tunable.declared_space(table.arch, problem))
         if not left:
             return []
-    configs = (*table.portfolio, *(entry.config for entry in table.entries))
-    return [config for config in dict.fromkeys(configs) if config in left]
+    return [config for config in table.configs if config in left]
 
 
 def _searched(tunable: Declaration, table: Table) -> Iterator[Problem]:
@@ -170,7 +169,11 @@ def without(table: Table, configs: Collection[Config]) -> Table:
     return replace(
         table,
         portfolio=tuple(table.portfolio[place] for place in kept),
-        entries=tuple(replace(entry, points=tuple(map(shorter, entry.points))) for entry in table.entries),
+        entries=tuple(
+            replace(entry, points=tuple(map(shorter, entry.points)))
+            for entry in table.entries
+            if entry.is_sound()
+        ),
     )
 
 
@@ -185,7 +188,7 @@ def mismatch(tunable: Declaration, arch: Arch, table: Table) -> str | None:
     if kinds != declared:
         return f"its axes are {shortened(str(kinds))}, the declaration's {declared}"
     constants: dict[str | None, tuple[str, ...]] = {}
-    for config in (*table.portfolio, *(entry.config for entry in table.entries)):
+    for config in table.configs:
         if missing := tunable.kernel_missing(config):
             return shortened(missing)
         if config.kernel not in constants:

@@ -1,17 +1,24 @@
 """Parse a table's JSON text strictly: every mistake is an error that names its place. Does no I/O.
 
 `TABLE` states the keys, types and bounds once. Reading and `tuned_configs/schema.json` both follow it.
+`parse` reads all at once, for tools; `parse_as_asked` what a serving process needs, when it needs it.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+from operator import itemgetter
 from typing import Any
 
 import orjson
 
 from aot_tune.declare.declaration import NAME, is_name
-from aot_tune.errors import ArchError, DeclarationError, NewerSchemaError, TableError
+from aot_tune.errors import ArchError, DeclarationError, NewerSchemaError, TableError, TableWarning
 from aot_tune.tables.shape import (
     IDENTIFIERS,
     TEXT,
@@ -50,6 +57,7 @@ from aot_tune.values.bucket import AXIS_KINDS, Axes, edge
 from aot_tune.values.config import HINTS, Config
 from aot_tune.values.problem import Problem
 from aot_tune.values.text import shortened
+from aot_tune.warn import warn
 
 MOST_CONFIGS = 16
 """Most configs of a portfolio; a live search runs all of them."""
@@ -218,9 +226,11 @@ _PORTFOLIO = Shape(_portfolio, _CONFIGS.schema, _CONFIGS.known)
 def _bucket(axes: Axes) -> Shape[Problem]:
     """Return the shape of the entries' buckets: all have the first bucket's keys, and no two are equal."""
     keys: tuple[str, ...] | None = None
+    sizes = [(name, axis.kind == "pow2") for name, axis in axes.items()]
+    texts: set[str] = set()
     seen: set[Problem] = set()
 
-    def read(value: Json) -> Problem:
+    def read(value: Json) -> Problem:  # written for speed: serving reads all buckets at once
         nonlocal keys
         if keys is None or type(value) is not dict:
             check_identifiers(value, "")
@@ -228,21 +238,25 @@ def _bucket(axes: Axes) -> Shape[Problem]:
         elif tuple(value) != keys:
             wanted, got = shortened(", ".join(keys)), shortened(", ".join(value))
             raise TableError(f"expected the keys {wanted} as in entries[0], got {got}")
-        for name, axis in axes.items():
+        for name, is_pow2 in sizes:
             size = value.get(name)
             if type(size) is not int or size < 1:
                 expected("a size of 1 or more", size, name)
-            if axis.kind == "pow2" and edge(size) != size:
+            if is_pow2 and size & (size - 1):
                 expected("a power of two, the bucket's edge", size, name)
-        for name in value.keys() - axes.keys():
-            if type(value[name]) is str:
-                check_text(value[name], name)
-            elif type(value[name]) is not bool:
-                expected("a str or bool, or an axis", value[name], name)
-        bucket = Problem(value)
-        if bucket in seen:
-            raise TableError(f"a second entry for {shortened(str(bucket))}")
+        for name in keys:
+            text = value[name]
+            if name in axes or type(text) is bool:
+                continue
+            if type(text) is not str:
+                expected("a str or bool, or an axis", text, name)
+            if text not in texts:
+                check_text(text, name)
+                texts.add(text)
+        bucket, count = Problem(value), len(seen)
         seen.add(bucket)
+        if len(seen) == count:
+            raise TableError(f"a second entry for {shortened(str(bucket))}")
         return bucket
 
     values = {"anyOf": [SIZE.schema(), TEXT.schema(), {"type": "boolean"}]}
@@ -288,8 +302,8 @@ OPTIONAL_ENTRY_FIELDS: Fields = {
 """Keys that an entry may lack."""
 
 
-def _entry(axes: Axes, columns: int) -> Shape[Entry]:
-    """Return the shape of an entry with these axes and this many times at each point."""
+def _figures(axes: Axes, columns: int) -> Fields:
+    """Return the shapes of an entry's required keys but its bucket and config, with these axes and times."""
     sizes: Shape[dict[str, int]] = record(
         dict, {name: SIZE for name, axis in axes.items() if axis.kind == "pow2"}
     )
@@ -297,25 +311,25 @@ def _entry(axes: Axes, columns: int) -> Shape[Entry]:
     point = record(
         Point, {"size": Shape(sizes.read, mapped(SIZE).schema), "us": times}, {"states": _states(times)}
     )
+    return {
+        "mean_us": _ABOVE_0,
+        "error_margin_us": number(),
+        "default_us": _ABOVE_0,
+        "regret": number(),
+        "evidence": choice(("measured", "predicted")),
+        "points": listed(point),
+    }
+
+
+def _entry(axes: Axes, columns: int) -> Shape[Entry]:
+    """Return the shape of an entry with these axes and this many times at each point."""
 
     def make(**values: Any) -> Entry:
         values["points"] = _inside(values["bucket"], values["points"])
         return Entry(**values)
 
-    return record(
-        make,
-        {
-            "bucket": _bucket(axes),
-            "config": _remembered(),
-            "mean_us": _ABOVE_0,
-            "error_margin_us": number(),
-            "default_us": _ABOVE_0,
-            "regret": number(),
-            "evidence": choice(("measured", "predicted")),
-            "points": listed(point),
-        },
-        OPTIONAL_ENTRY_FIELDS,
-    )
+    required: Fields = {"bucket": _bucket(axes), "config": _remembered(), **_figures(axes, columns)}
+    return record(make, required, OPTIONAL_ENTRY_FIELDS)
 
 
 def _entries(axes: Axes, columns: int) -> Shape[tuple[Entry, ...]]:
@@ -375,3 +389,143 @@ TABLE = record(
     {"kind": choice(("declared",)), "slopes": _SLOPES},
 )
 """Table of a declared kernel."""
+
+
+# As far as it is asked ------------------------------------------------------------------------------------
+
+
+class UnreadEntry(Entry):
+    """Entry of which bucket, config and evidence are known. It becomes an `Entry` when more is read."""
+
+    def __init__(
+        self, bucket: Problem, config: Config, timed: bool, figures: Callable[[], dict[str, Any]]
+    ) -> None:
+        known = {"bucket": bucket, "config": config, "evidence": "measured"}
+        self.__dict__.update(known, _timed=timed, _figures=figures)
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in Entry.__dataclass_fields__:
+            raise AttributeError(name)
+        self._read()
+        return self.__dict__[name]
+
+    def _read(self) -> None:
+        self.__dict__.update(_NO_FIGURES | self._figures())
+        object.__setattr__(self, "__class__", Entry)
+
+    @property
+    def disturbed(self) -> str | None:
+        """Cause that spoilt samples: the field's default, which is the class's, must not hide it."""
+        cause: str | None = self.__getattr__("disturbed")
+        return cause
+
+    def is_sound(self) -> bool:
+        """Read the entry; return False where it is malformed."""
+        try:
+            self._read()
+            return True
+        except TableError:
+            return False
+
+    def is_timed(self) -> bool:
+        """Whether a config has a time at a point."""
+        return self._timed or (self.is_sound() and super().is_timed())
+
+
+_NO_FIGURES: dict[str, Any] = {"disturbed": None, "states": {}}
+_BEFORE_ENTRIES, _AFTER_ENTRIES = b'  "entries": [\n', b"\n  ]\n}\n"
+_BEFORE_BUCKET, _BEFORE_CONFIG, _BEFORE_FIGURES = b'    {"bucket": ', b', "config": ', b', "mean_us": '
+_MEASURED = b'"evidence": "measured", '
+_TIMED = re.compile(rb'"us": \[(?:null, )*[0-9]')
+
+
+class _OtherForm(Exception):
+    """A text is not in the form that `aot_tune.tables.writer` writes."""
+
+
+def parse_as_asked(data: bytes, where: str) -> Table:
+    """Parse a table without its entries' figures and points, which are parsed when they are read.
+
+    Head, buckets and configs are checked at once. A mistake in the rest of an entry gives one warning for
+    the table, and is an error whenever that entry is read. Only measured entries in the form that
+    `aot_tune.tables.writer` writes are left unread; a text in any other form is parsed whole.
+
+    Args:
+        data: UTF-8 text of at most 16 MiB.
+        where: Path of the file, for the warning.
+
+    Raises:
+        TableError: As of `parse`.
+    """
+    start = data.find(_BEFORE_ENTRIES)
+    if start > 0 and data.endswith(_AFTER_ENTRIES) and b"\\" not in data:
+        with suppress(TableError, TypeError, _OtherForm):  # `parse` finds the mistake, if there is any
+            table = TABLE.read(loads(data[:start] + b'"entries": []}'))
+            return replace(table, entries=_unread(table, data, start + len(_BEFORE_ENTRIES), where))
+    return parse(data)
+
+
+def _unread(table: Table, data: bytes, start: int, where: str) -> tuple[Entry, ...]:
+    """Return a table's entries, whose lines begin at `start`.
+
+    Raises:
+        TableError: There is a mistake.
+        TypeError: Buckets have values of different types.
+        _OtherForm: The lines are in another form.
+    """
+    axes, columns, mistakes = table.axes, len(table.portfolio) + 1, list[TableError]()
+    figures: Shape[dict[str, Any]] = record(dict, _figures(axes, columns), OPTIONAL_ENTRY_FIELDS)
+
+    def read(place: int, bucket: Problem, start: int, end: int) -> dict[str, Any]:
+        try:
+            values = figures.read(loads(b'{"mean_us": ' + data[start:end]))
+            return values | {"points": _inside(bucket, values["points"])}
+        except TableError as error:
+            step = f"entries[{place}]"
+            mistake = TableError(f"{where}: {error.problem}", f"{step}.{error.path}" if error.path else step)
+            if not mistakes:
+                text = f"{mistake}; entries with such a mistake are left out: restore the file"
+                warn(shortened(text, 2000), TableWarning)
+            mistakes.append(mistake)
+            raise mistake from None
+
+    lines = [*_lines(data, start)]
+    if data.count(b'{"bucket": ', start) != len(lines) or len(lines) > MOST_ENTRIES:
+        raise _OtherForm
+    values = loads(b"[" + b",".join(bucket for bucket, *_ in lines) + b"]")
+    if len(values) != len(lines):
+        raise _OtherForm
+    config_of = {text: CONFIG.read(loads(text)) for text in {config for _, config, *_ in lines}}
+    entries = []
+    for place, bucket in enumerate(map(_bucket(axes).read, values)):
+        _, config, start, end = lines[place]
+        timed = _TIMED.search(data, start, end) is not None
+        entries.append(
+            UnreadEntry(bucket, config_of[config], timed, partial(read, place, bucket, start, end))
+        )
+    # Sorted as by `entry_order`, which takes longer.
+    names = [name for name in values[0] if name not in axes]
+    names += sorted(axes, key=lambda name: axes[name].kind)  # exact, then pow2
+    in_order = sorted(zip(map(itemgetter(*names), values), entries, strict=True), key=itemgetter(0))
+    return tuple([entry for _, entry in in_order])
+
+
+def _lines(data: bytes, start: int) -> Iterator[tuple[bytes, bytes, int, int]]:
+    """Yield the text of each line's bucket and config, and where its figures begin and end."""
+    last, end = len(data) - len(_AFTER_ENTRIES), start
+    while end != last:
+        bucket = start + len(_BEFORE_BUCKET)
+        bucket_end = data.find(_BEFORE_CONFIG, bucket)
+        config = bucket_end + len(_BEFORE_CONFIG)
+        config_end = data.find(_BEFORE_FIGURES, config)
+        figures = config_end + len(_BEFORE_FIGURES)
+        end = data.find(b"\n", figures)
+        if (
+            not data.startswith(_BEFORE_BUCKET, start)
+            or not bucket < bucket_end < config_end < end
+            or data.find(_MEASURED, figures, end) < 0
+            or (end != last and data[end - 1 : end] != b",")
+        ):
+            raise _OtherForm
+        yield data[bucket:bucket_end], data[config:config_end], figures, end - (end != last)
+        start = end + 1

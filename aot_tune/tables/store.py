@@ -12,7 +12,7 @@ from pathlib import Path
 from aot_tune.declare.declaration import Declaration, check_name
 from aot_tune.errors import StoreError, TableError
 from aot_tune.tables.files import read_bytes
-from aot_tune.tables.reader import parse
+from aot_tune.tables.reader import parse, parse_as_asked
 from aot_tune.tables.table import Table
 from aot_tune.values.arch import Arch
 
@@ -175,8 +175,12 @@ def _children(folder: Path) -> list[Path]:
 # Reading ------------------------------------------------------------------------------
 
 
-def read_table(path: Path) -> Table:
+def read_table(path: Path, *, as_asked: bool = False) -> Table:
     """Read and check a table. Links are followed.
+
+    Args:
+        path: The file.
+        as_asked: Whether each entry's figures are parsed, and checked, when they are first read.
 
     Raises:
         StoreError: The file does not exist, is not a regular file, or cannot be read.
@@ -184,6 +188,6 @@ def read_table(path: Path) -> Table:
     """
     data = read_bytes(path)
     try:
-        return parse(data)
+        return parse_as_asked(data, str(path)) if as_asked else parse(data)
     except TableError as error:
         raise type(error)(f"{path}: {error.problem}", error.path) from None

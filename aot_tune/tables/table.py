@@ -115,6 +115,14 @@ class Entry:
     states: Mapping[str, StateTimes] = field(default_factory=dict)
     """Times at the edge in other states of the GPU, by the state's name."""
 
+    def is_sound(self) -> bool:
+        """Whether its values can be read: False for a malformed `aot_tune.tables.reader.UnreadEntry`."""
+        return True
+
+    def is_timed(self) -> bool:
+        """Whether a config has a time at a point."""
+        return any(us is not None for point in self.points for us in point.us)
+
     @property
     def gain(self) -> float:
         """Ratio of the default's mean time to the winner's: 1.5 where the winner takes two thirds of it."""
@@ -158,6 +166,11 @@ class Table:
     def entry(self, bucket: Problem) -> Entry | None:
         """Return the entry of exactly this bucket."""
         return self._by_bucket.get(bucket)
+
+    @lazy
+    def configs(self) -> tuple[Config, ...]:
+        """Configs of the portfolio and of the entries, each once."""
+        return tuple(dict.fromkeys((*self.portfolio, *(entry.config for entry in self.entries))))
 
     @lazy
     def _by_bucket(self) -> Mapping[Problem, Entry]:

@@ -56,7 +56,7 @@ FAULTS: dict[str, Callable[[Path], object]] = {
     "dangling link": lambda path: path.symlink_to("nowhere"),
     "10^5 levels": lambda path: path.write_bytes(b"[" * 100_000),
     "1 GB": sparse,
-    "NaN": lambda path: path.write_bytes(WHOLE.replace(b'"mean_us": 10', b'"mean_us": NaN', 1)),
+    "NaN": spoil(lambda text: text.replace(b'"portfolio_regret": 0', b'"portfolio_regret": NaN', 1)),
     "true for 2": lambda path: path.write_bytes(WHOLE.replace(b'"schema": 2', b'"schema": true', 1)),
     "30-digit int": lambda path: path.write_bytes(
         WHOLE.replace(b'"num_ctas": 1', b'"num_ctas": ' + b"9" * 30, 1)
@@ -87,12 +87,51 @@ def test_b1_b2_a_faulty_table_is_a_miss_with_one_warning_and_the_rest_is_used(
     assert [path.parent.parent for path in index.tables] == [good]
 
 
+FIGURES: dict[str, Callable[[bytes], bytes]] = {
+    "NaN": lambda line: line.replace(b'"mean_us": 10', b'"mean_us": NaN', 1),
+    "a time of 0": lambda line: line.replace(b'"us": [', b'"us": [0.0, ', 1),
+    "two keys": lambda line: line.replace(b'"regret"', b'"regret": 0.1, "regret"', 1),
+    "nuls": lambda line: line.replace(b'"points"', b"\0\0\0"),
+    "cut off": lambda line: line[: line.index(b'"points"') + 30] + line[-1:],
+}
+
+
+@pytest.mark.parametrize("fault", FIGURES)
+def test_b2_a_bucket_with_faulty_figures_is_a_miss_with_one_warning_whatever_is_asked_first(
+    fault: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """B2: it is found when the bucket is used, and counts as absent, of two tables too."""
+    path = write(tmp_path / "bad", scale_table())
+    head, first, second, third = WHOLE.partition(b'    {"bucket"')[0], *WHOLE.splitlines(keepends=True)[-5:-2]
+    path.write_bytes(head + first + FIGURES[fault](second) + third + b"  ]\n}\n")
+    monkeypatch.setenv(environment.TABLES, str(tmp_path / "bad"))
+    for own in ("good", "none"):
+        if own == "good":
+            write(tmp_path / own, scale_table())
+        tunable = dataclasses.replace(scale, tables=tmp_path / own)
+        asked = [scale.buckets[1], scale.buckets[1].replaced(M=40), scale.buckets[1].replaced(M=128)]
+        answers = []
+        for problems in (asked, asked[::-1]):
+            with warnings.catch_warnings(record=True) as seen:
+                warnings.simplefilter("always")
+                index, legality = load(tunable, SM90), Legality(tunable, SM90)
+                assert not seen
+                chosen = {str(problem): resolve(problem, index, legality) for problem in problems}
+            (warning,) = (one for one in seen if one.category is TableWarning)
+            assert f"{path}: " in str(warning.message)
+            assert "entries[1]" in str(warning.message)
+            answers.append({problem: (choice.config, choice.source) for problem, choice in chosen.items()})
+        assert answers[0] == answers[1]
+        sources = [answers[0][str(problem)][1] for problem in asked]
+        assert sources == (["own", "own", "nearest"] if own == "good" else ["far", "far", "nearest"])
+
+
 def test_b1_a_table_that_may_not_be_read_is_a_miss_with_one_warning(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """B1: whatever reading raises, the process that serves goes on."""
     path = write(tmp_path, scale_table())
-    monkeypatch.setattr(loader, "read_table", lambda path: (_ for _ in ()).throw(RuntimeError("odd")))
+    monkeypatch.setattr(loader, "read_table", lambda path, **how: (_ for _ in ()).throw(RuntimeError("odd")))
     with pytest.warns(TableWarning, match=r"RuntimeError: odd") as seen:
         index = load(dataclasses.replace(scale, tables=tmp_path), SM90)
     assert str(path) in str(seen[0].message)
@@ -134,7 +173,7 @@ def test_b3_a_well_formed_table_of_something_else_is_never_used(
 ) -> None:
     """B3: other arch, other kernel, constants the kernel does not take."""
     write(tmp_path, scale_table())
-    monkeypatch.setattr(loader, "read_table", lambda path: change(scale_table()))
+    monkeypatch.setattr(loader, "read_table", lambda path, **how: change(scale_table()))
     with pytest.warns(TableWarning, match=message):
         assert load(dataclasses.replace(scale, tables=tmp_path), SM90).tables == {}
 

@@ -166,7 +166,7 @@ def table_of(folder: Path, arch: Arch, tunable: Declaration) -> Table | None:
     if not os.path.lexists(path):
         return None
     table = store.read_table(path)
-    for config in (*table.portfolio, *(entry.config for entry in table.entries)):
+    for config in table.configs:
         if missing := tunable.kernel_missing(config):
             raise TableError(f"{path}: {missing}: tune {tunable.name} again")
         constants = set(tunable.config_constants(arch, config.kernel))

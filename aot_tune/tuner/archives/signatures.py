@@ -106,8 +106,7 @@ def _compilation(kernel: DeviceKernel, problem: Problem, config: Config, seed: i
 def _configs(kernel: DeviceKernel, tables: Iterable[Table]) -> Iterator[Config]:
     for table in tables:
         left_out = undeclared(kernel.tunable, table)
-        tabled = (*table.portfolio, *(entry.config for entry in table.entries))
-        yield from (config for config in tabled if config not in left_out)
+        yield from (config for config in table.configs if config not in left_out)
 
 
 def _buckets(kernel: DeviceKernel, tables: Iterable[Table]) -> tuple[Problem, ...]:
