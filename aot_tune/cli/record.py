@@ -22,12 +22,12 @@ def recording_lines(recording: Recording) -> Iterator[str]:
         return
     if recording.interrupted:
         yield f"interrupted by {recording.interrupted}: no config is passed over for it"
-    if not recording.sites:
+    if not recording.sites and not recording.tables:
         until = " until then" if recording.interrupted else ""
-        yield f"nothing was recorded: no call of cuda.tile.tune.exhaustive_search{until}"
+        yield f"nothing was recorded: no kernel of cuTile was searched or launched{until}"
         return
-    header = ("where", "kernel", "problems", "gain", "failed", "wrong")
-    yield from aligned([header, *(_row(site) for site in recording.sites)])
+    rows = [_row(site) for site in recording.sites if site.searches]
+    yield from aligned([("where", "kernel", "problems", "gain", "failed", "wrong"), *rows] if rows else [])
     for site in recording.sites:
         for remark in site.remarks:
             yield f"{_short(site.place)}: {remark}"

@@ -94,13 +94,23 @@ class Origin:
     """Version of cuTile's compiler."""
 
 
+def next_step(again: str) -> str:
+    """Return what to do about code that is another one: `again`, and what may help without a compiler."""
+    if cutile.may_have_compiler():
+        return again
+    return (
+        f"{again}, on a machine with a compiler; if the library asks for the compiler while it is imported, "
+        "call aot_tune.install() before that import"
+    )
+
+
 def difference(code: KernelCode, origin: Origin) -> str | None:
     """Describe the first difference of the installed code from an archive's; None where it is the same.
 
     Files and values are compared first, in less than a millisecond. Where one differs, or where they are not
     complete, the source hash decides. It ignores comments and positions, and takes 8 to 16 ms.
     """
-    changed = _changed(origin)
+    changed = changed_since(origin)
     if changed is None and origin.complete:
         return None
     now = code.source_hash()
@@ -109,7 +119,8 @@ def difference(code: KernelCode, origin: Origin) -> str | None:
     return f"{changed or 'the code'} is not as it was compiled (source {origin.source_hash}, now {now})"
 
 
-def _changed(origin: Origin) -> str | None:
+def changed_since(origin: Origin) -> str | None:
+    """Return the first file or global value that differs from an archive's; None where none does."""
     for module, digest in origin.files.items():
         if file_digest(module) != digest:
             return f"the file of {module}"

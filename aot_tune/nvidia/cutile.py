@@ -270,24 +270,33 @@ def _may_overlap(parameter: Any) -> bool:
     return bool(getattr(getattr(parameter, "element", parameter), "may_alias_internally", False))
 
 
-CubinsOf = Callable[[Any, Arch], "CubinSource | None"]
-"""Function from (kernel, arch of the GPU) to the source of its cubins; None to leave the kernel alone."""
+CubinsOf = Callable[[Any, Arch], CubinSource]
+"""Function from (kernel, arch of the GPU) to the source of its cubins."""
 
-_cubins_of: list[CubinsOf] = []
-"""Last argument of `let_kernels_ask`; empty for None."""
+Compiled = Callable[[Any, str, Arch], None]
+"""Function that receives (kernel, signature, arch of the GPU) of code that was compiled."""
+
+_asked: list[tuple[CubinsOf, Compiled]] = []
+"""Last arguments of `let_kernels_ask`; empty for None."""
 
 
-def let_kernels_ask(cubins_of: CubinsOf | None) -> None:
+def let_kernels_ask(
+    cubins_of: CubinsOf | None, compiled: Compiled = lambda kernel, signature, arch: None
+) -> None:
     """Let every kernel of this process ask for a cubin before it is compiled; None ends that.
 
     Launches of loaded code cost nothing more. On a cuda-tile release that was not tested nothing is changed.
+
+    Args:
+        cubins_of: Returns the source of a kernel's cubins.
+        compiled: Called after each compilation.
     """
     if not private_names_known():
         return
     from cuda.tile._execution import kernel  # cuda.tile itself may be half imported
 
     own = _own_compile()
-    _cubins_of[:] = [] if cubins_of is None else [cubins_of]
+    _asked[:] = [] if cubins_of is None else [(cubins_of, compiled)]
     if cubins_of is not None and kernel._compile is own:
         kernel._compile = _asking(own)
     elif cubins_of is None and hasattr(kernel._compile, _OWN):
@@ -298,11 +307,15 @@ def _asking(own: Callable[..., Any]) -> Callable[..., Any]:
     """Make the method that replaces cuTile's own."""
 
     def _compile(self: Any, signature: Any, context: Any, compute_capability: Any = None) -> Any:
-        for cubins_of in _cubins_of:  # empty where a library replaced this method for good
+        for cubins_of, compiled in _asked:  # empty where a library replaced this method for good
             arch = _arch_of(compute_capability)
-            cubins = cubins_of(self, arch)
-            if cubins is not None:
-                return _code(own, self, cubins, signature, context, arch)
+
+            def reported(*args: Any, compiled: Compiled = compiled, arch: Arch = arch) -> Any:
+                code = own(*args)
+                compiled(self, _mangled(signature, symbol_of(self)), arch)
+                return code
+
+            return _code(reported, self, cubins_of(self, arch), signature, context, arch)
         return own(self, signature, context, compute_capability)
 
     setattr(_compile, _OWN, own)
@@ -341,7 +354,8 @@ def _code(
     if not may_have_compiler():
         raise CompilerMissingError(
             f"no cubin was shipped for {symbol}, and no compiler (tileiras) is here to make one; "
-            "ship it (aot-tune compile), or install the compiler: pip install 'aot-tune[tune]'"
+            "ship it (aot-tune compile, for a library's launch after aot-tune record), or install the "
+            "compiler: pip install 'aot-tune[tune]'"
         )
     capability = arch.major, arch.minor
     compiled = _compiled(own, kernel, signature, context, capability)
@@ -437,20 +451,57 @@ def _mangled(signature: Any, name: str) -> str:
     return "_".join([f"{name}_K{signature.calling_convention.code}", *parts])
 
 
-_COMPILING = "cuda.tile._compile"
+COMPILING = "cuda.tile._compile"
 """CuTile's compiling half, which the first compilation imports."""
+
+
+def answer_for_compiler(compiler_of: Callable[[str], str | None] | None) -> None:
+    """Let an absent compiler's newest bytecode be answered for a known version; None ends that.
+
+    Libraries ask for it while they are imported, and compile the answer in. Nothing changes where there is a
+    compiler, nor before cuTile's compiling half is imported.
+
+    Args:
+        compiler_of: Function from the module that asks to its compiler's version; None where unknown.
+    """
+    compiling: Any = sys.modules.get(COMPILING)
+    replaced: Any = getattr(compiling, _ASKED, None)
+    if replaced is None or not private_names_known():
+        return
+    own = getattr(replaced, _OWN, replaced)
+    setattr(compiling, _ASKED, own)
+    if compiler_of is None:
+        return
+
+    def newest(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return own(*args, **kwargs)
+        except FileNotFoundError:  # no compiler is here
+            version = compiler_of(str(sys._getframe(1).f_globals.get("__name__")))
+            until = [int(number) for number in (version or "").split(".")[:2] if number.isdecimal()]
+            known = [one for one in compiling._SUPPORTED_VERSIONS if [one.major(), one.minor()] <= until]
+            if not known:
+                raise
+            return max(known)
+
+    setattr(newest, _OWN, own)
+    setattr(compiling, _ASKED, newest)
+
+
+_ASKED = "_get_max_supported_bytecode_version"
+"""CuTile's function that asks the compiler for its newest bytecode."""
 
 
 def _wait_for_import() -> None:
     """Wait until another thread has imported cuTile's compiling half: a forked child would wait for ever."""
-    if _COMPILING in sys.modules:
+    if COMPILING in sys.modules:
         with suppress(Exception):
-            import_module(_COMPILING)
+            import_module(COMPILING)
 
 
 def _renew_lock() -> None:
     """Renew cuTile's lock in a forked child: the thread that compiles stays in the parent."""
-    compiling: Any = sys.modules.get(_COMPILING)
+    compiling: Any = sys.modules.get(COMPILING)
     if hasattr(compiling, "_compiler_lock") and private_names_known():
         compiling._compiler_lock = threading.RLock()
 

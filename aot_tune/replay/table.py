@@ -73,7 +73,7 @@ class RecordedEntry:
 
 @dataclass(frozen=True, order=True)
 class Launched:
-    """A library's launch with hints or arguments of no winner."""
+    """A library's launch with hints or a signature of no winner, also of a kernel that nothing searched."""
 
     hints: tuple[tuple[str, int], ...]
     """Hints on this arch, with the kernel's own, in cuTile's order."""
@@ -117,8 +117,12 @@ class RecordedTable:
     @property
     def compilations(self) -> tuple[Launched, ...]:
         """Return all launches that need a cubin, sorted, each once."""
-        winners = (Launched(tuple(entry.hints.items()), entry.signature) for entry in self.entries)
-        return tuple(sorted({*winners, *self.launched}))
+        return tuple(sorted({*self.won, *self.launched}))
+
+    @property
+    def won(self) -> tuple[Launched, ...]:
+        """Return the winners' launches."""
+        return tuple(Launched(tuple(entry.hints.items()), entry.signature) for entry in self.entries)
 
     @lazy
     def by_space(self) -> Mapping[str, tuple[RecordedEntry, ...]]:

@@ -21,7 +21,7 @@ from weakref import WeakKeyDictionary
 
 from aot_tune import environment
 from aot_tune.cubins.archive import FILE_NAME, Archive, Hints, Section
-from aot_tune.cubins.origin import KernelCode, declared_code, difference
+from aot_tune.cubins.origin import KernelCode, declared_code, difference, next_step
 from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import ArchiveError, CubinWarning, LaunchError, MissError
 from aot_tune.nvidia import cutile
@@ -143,6 +143,7 @@ class Cubins:
         self._refused: dict[Arch, str] = {}
         self._warned: set[object] = set()
         self._missing: set[str] = set()
+        self._without: set[Arch] = set()
 
     def find(self, hints: Hints, signature: str, arch: Arch) -> cutile.Cubin | None:
         """Return the cubin to launch for a signature; None where cuTile has to compile one.
@@ -166,7 +167,7 @@ class Cubins:
             raise LaunchError(
                 f"{self._refused[arch]}; no compiler is here: install a newer driver, or the compiler"
             )
-        if cubin is not None or not self.sections(arch):
+        if cubin is not None or not (self.sections(arch) or arch in self._without):
             return cubin
         missing = f"no cubin of {self._code.name} for {signature} on {arch}"
         if cutile.may_have_compiler():
@@ -224,6 +225,8 @@ class Cubins:
             if archive.arch != arch:
                 raise ArchiveError(f"{path} is for {archive.arch}, not for {arch}")
             section = archive.section(self._code.name)
+            if section is None:
+                self._without.add(arch)
             reason = difference(self._code, section.origin) if section is not None else None
         except Exception as error:  # whatever a file holds, serving goes on
             self._warn(
@@ -232,7 +235,7 @@ class Cubins:
             )
             return None
         if reason is not None:
-            self._warn(f"{path} is left out for {self._code.name} because {reason}: {_AGAIN}")
+            self._warn(f"{path} is left out for {self._code.name} because {reason}: {next_step(_AGAIN)}")
             return None
         return section
 

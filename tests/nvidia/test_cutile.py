@@ -9,6 +9,7 @@ import subprocess
 import sys
 import textwrap
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -330,3 +331,40 @@ def test_a_hint_by_target_has_the_archs_value_the_default_or_none() -> None:
     assert [cutile.hint_on(both, arch) for arch in (sm90, sm100)] == [1, 2]
     assert [cutile.hint_on(one, arch) for arch in (sm90, sm100)] == [None, 2]
     assert cutile.hint_on(4, sm90) == 4
+
+
+@pytest.mark.process
+def test_an_absent_compiler_is_answered_for_by_a_version(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from cuda.tile import _compile
+
+    def find() -> None:
+        raise FileNotFoundError("'tileiras' compiler not found")
+
+    def newest() -> Any:
+        return _compile._get_max_supported_bytecode_version(str(tmp_path / f"{len(asking)}"))
+
+    def version_of(module: str) -> str | None:
+        asking.append(module)
+        return versions.pop()
+
+    asking: list[str] = []
+    (tmp_path / "0").mkdir()
+    here, version = newest(), cutile.compiler_version()
+    versions = [None, "13.0.1", "13.2.91", version, version]
+    cutile.answer_for_compiler(version_of)
+    try:
+        assert (newest(), asking) == (here, [])  # a compiler that is here answers for itself
+        monkeypatch.setattr(_compile, "_find_compiler_bin", find)
+        _compile._get_max_supported_bytecode_version._own_of_cutile.cache_clear()  # type: ignore[attr-defined]
+        assert newest() == newest() == here
+        assert newest().as_string() == "13.2"
+        for _ in range(2):
+            with pytest.raises(FileNotFoundError, match="compiler not found"):
+                newest()
+    finally:
+        cutile.answer_for_compiler(None)
+    assert (asking, versions) == ([__name__] * 5, [])
+    with pytest.raises(FileNotFoundError, match="compiler not found"):
+        newest()

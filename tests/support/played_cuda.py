@@ -101,3 +101,15 @@ def counted() -> list[int]:
 
     cutile.standing_in(tune.exhaustive_search, search)
     return calls
+
+
+def without_compiler() -> None:
+    """From now on cuTile finds no compiler."""
+    from cuda.tile import _compile
+
+    def find() -> None:
+        raise FileNotFoundError("'tileiras' compiler not found")
+
+    replaced: Any = _compile
+    replaced._find_compiler_bin = find
+    cutile.may_have_compiler = lambda: False  # type: ignore[assignment]

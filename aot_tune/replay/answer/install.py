@@ -2,6 +2,8 @@
 
 Launches of recorded kernels load prebuilt cubins from then on.
 
+A library may ask for an absent compiler while it is imported; its archive's compiler answers then.
+
 Nothing heavy is imported: where a program has not imported cuTile yet, the function is replaced when it does,
 and again whenever it does so anew. Where it cannot be replaced, one warning reports that; where a miss is an
 error, that is one.
@@ -52,8 +54,9 @@ def install(*, tables: Path | str | Sequence[Path | str] = ()) -> None:
     _use(_absolute(tables))
     if not any(isinstance(finder, _Finder) for finder in sys.meta_path):
         sys.meta_path.insert(0, _Finder())
-    if sys.modules.get(_HOME) is not None:
-        _replace_in(_HOME)
+    for name in (cutile.COMPILING, _HOME):
+        if sys.modules.get(name) is not None:
+            _replace_in(name)
 
 
 def uninstall() -> None:
@@ -91,14 +94,18 @@ def _use(folders: Sequence[Path]) -> None:
 
 
 def _replace_in(name: str) -> None:
-    """Replace the function in a module of cuTile, and wherever else it is.
+    """Replace the function in a module of cuTile, and wherever else it is; or an absent compiler's answer.
 
     Raises:
         MissError: It cannot be replaced, and AOT_TUNE_ON_MISS is ``error``.
     """
     try:
-        own: Any = getattr(import_module(name), _NAME)  # another thread may be importing it
         from aot_tune.replay.answer import cubins
+
+        if name == cutile.COMPILING:
+            cubins.answer_for_compiler()
+            return
+        own: Any = getattr(import_module(name), _NAME)  # another thread may be importing it
         from aot_tune.replay.answer.searches import answered
 
         if not cutile.stands_in(own):
@@ -134,7 +141,7 @@ class _Finder(importlib.abc.MetaPathFinder):
         self, name: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> importlib.machinery.ModuleSpec | None:
         """See the base class."""
-        if name != _HOME and not name.startswith(f"{_HOME}."):
+        if name not in (cutile.COMPILING, _HOME) and not name.startswith(f"{_HOME}."):
             return None
         for finder in list(sys.meta_path):
             find = getattr(finder, "find_spec", None)
@@ -164,5 +171,5 @@ class _Loader(importlib.abc.Loader):
         contents = _CONTENTS(module)
         contents["__loader__"] = contents["__spec__"].loader = self._loader
         self._loader.exec_module(module)
-        if module.__name__ == _HOME or _NAME in contents:
+        if module.__name__ in (cutile.COMPILING, _HOME) or _NAME in contents:
             _replace_in(module.__name__)

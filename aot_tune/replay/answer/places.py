@@ -24,10 +24,10 @@ def further_folders() -> tuple[Path, ...]:
 
 
 def record_with(recorder: Callable[[Any], Any] | None) -> None:
-    """Hand every search, a `searches.SearchCall`, to a recorder; None ends that."""
+    """Hand every `searches.SearchCall` and `cubins.LaunchCall` to a recorder; None ends that."""
     _recorder[:] = [] if recorder is None else [recorder]
 
 
 def recorder() -> Callable[[Any], Any] | None:
-    """Return the function that every search is handed to; None where searches are answered."""
+    """Return the function that searches and launches are handed to; None where searches are answered."""
     return next(iter(_recorder), None)

@@ -18,6 +18,8 @@ from types import FunctionType
 from typing import Any
 
 from aot_tune import environment
+from aot_tune.cubins.archive import FILE_NAME, Archive
+from aot_tune.cubins.origin import changed_since, next_step
 from aot_tune.errors import AotTuneError, TableWarning, UnspelledError
 from aot_tune.nvidia import cutile
 from aot_tune.replay.answer.places import further_folders
@@ -26,7 +28,7 @@ from aot_tune.replay.fit import hash_now, misfit
 from aot_tune.replay.nearest import apart, distance, larger
 from aot_tune.replay.problem import Problem, parameters_of, read_problem
 from aot_tune.replay.spelling import spelled, text_of
-from aot_tune.replay.table import RecordedEntry, RecordedTable, file_name
+from aot_tune.replay.table import RecordedEntry, RecordedTable, file_name, name_of
 from aot_tune.replay.words import difference_in_words, problem_in_words
 from aot_tune.tables.store import folder_of_package
 from aot_tune.values.arch import Arch
@@ -171,11 +173,11 @@ def _rank(answer: Found) -> tuple[int, ...]:
     return answer.doublings, *(-size for size in larger(answer.entry.problem))
 
 
-def folders_of(kernel: Any) -> tuple[Path, ...]:
-    """Return the folders of a kernel's recorded tables and cubins, in reading order."""
+def folders_of(module: str) -> tuple[Path, ...]:
+    """Return the folders of recorded tables and cubins of a module's kernels, in reading order."""
     folders = list(environment.table_folders())
     with suppress(AotTuneError):  # a program's own module, or one without a folder
-        folders.append(folder_of_package(cutile.python_function(kernel).__module__))
+        folders.append(folder_of_package(module))
     return tuple(dict.fromkeys((*folders, *further_folders())))
 
 
@@ -183,7 +185,7 @@ def paths_of(kernel: Any, arch: Arch) -> Iterator[Path]:
     """Yield the possible files of a kernel's recorded table, in reading order."""
     function = cutile.python_function(kernel)
     name = file_name(function.__module__, function.__qualname__)
-    for folder in folders_of(kernel):
+    for folder in folders_of(function.__module__):
         yield folder / str(arch) / name
 
 
@@ -197,10 +199,23 @@ def _tables(kernel: Any, arch: Arch) -> Iterator[RecordedTable]:
             if now is None:
                 now = hash_now(kernel)
             reason = misfit(table, kernel, arch, now)
+            if reason is not None and table.source_hash != now:
+                reason += _changed(path, table)
         except Exception as error:  # whatever a file holds, serving goes on
             warn_once(f"{error_in_words(error)}; it is left out: restore {path}, or remove it", TableWarning)
             continue
         if reason is not None:
-            warn_once(f"{path} is left out: {reason}; record again: aot-tune record", TableWarning)
+            again = next_step("record again: aot-tune record")
+            warn_once(f"{path} is left out: {reason}; {again}", TableWarning)
             continue
         yield table
+
+
+def _changed(path: Path, table: RecordedTable) -> str:
+    """Return which file or global value differs from a table's code, as far as its archive shows it."""
+    with suppress(AotTuneError):
+        section = Archive(path.with_name(FILE_NAME)).section(name_of(table.module, table.kernel))
+        if section is not None and section.origin.source_hash == table.source_hash:
+            changed = changed_since(section.origin)
+            return f", {changed}" if changed is not None else ""
+    return ""

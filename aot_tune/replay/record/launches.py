@@ -1,4 +1,4 @@
-"""Watch a library's launches. A launch that no search measured gives a remark, and gets a cubin too."""
+"""Watch a library's launches. A launch that no search measured gives a remark."""
 
 from __future__ import annotations
 
@@ -11,7 +11,6 @@ from typing import Any
 from aot_tune.nvidia import cutile
 from aot_tune.replay.answer.install import exchange
 from aot_tune.replay.problem import Problem, parameters_of, read_problem
-from aot_tune.replay.table import Launched
 from aot_tune.serve.runtime import runtime, with_tensors
 
 launch_passed_on = True
@@ -40,12 +39,10 @@ class Launches:
 
     Args:
         remark: Receives the kernel's function and a remark, once for each kind and kernel.
-        launched: Receives the kernel's function and each launch.
     """
 
-    def __init__(self, remark: Callable[[Any, str], None], launched: Callable[[Any, Launched], None]) -> None:
+    def __init__(self, remark: Callable[[Any, str], None]) -> None:
         self._remark = remark
-        self._launched = launched
         self._measured: dict[Any, Measured] = {}
         self._remarked: set[tuple[Any, str]] = set()
         self._original: Any = None
@@ -87,8 +84,6 @@ class Launches:
         if measured is None:
             return
         args = with_tensors(tuple(args), runtime())
-        hints = cutile.hints_of(kernel, runtime().device(runtime().current_device()).arch)
-        self._launched(function, Launched(tuple(hints.items()), cutile.signature_of(kernel, args)))
         for kind, remark in self._remarks(kernel, args, measured):
             if (function, kind) not in self._remarked:
                 self._remarked.add((function, kind))

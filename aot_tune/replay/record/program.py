@@ -1,4 +1,4 @@
-"""Run a program in which every search of a library is recorded, and report the recordings."""
+"""Run a program in which every search and launch of a library is recorded, and report the recordings."""
 
 from __future__ import annotations
 
@@ -15,6 +15,7 @@ from typing import Any
 
 from aot_tune import environment
 from aot_tune.errors import AotTuneError, StoreError, UsageError
+from aot_tune.replay.answer.cubins import LaunchCall
 from aot_tune.replay.answer.program import run
 from aot_tune.replay.answer.searches import SearchCall
 from aot_tune.replay.files import read_recorded
@@ -122,8 +123,8 @@ def _add(sites: dict[tuple[str, str], Site], site: Site) -> None:
         total.remarks |= site.remarks
 
 
-def recorder(passed: Mapping[str, Sequence[str]]) -> Callable[[SearchCall], Any]:
-    """Return what records a search of this process and reports to the parent. Called at the first search.
+def recorder(passed: Mapping[str, Sequence[str]]) -> Callable[[SearchCall | LaunchCall], Any]:
+    """Return what records a call of this process and reports to the parent. Made at the first call.
 
     Args:
         passed: The options that `record` passed to the program.
@@ -137,7 +138,7 @@ def recorder(passed: Mapping[str, Sequence[str]]) -> Callable[[SearchCall], Any]
         begun=lambda: _report(recording, folder),
     )
 
-    def record_and_report(call: SearchCall) -> Any:
+    def record_and_report(call: SearchCall | LaunchCall) -> Any:
         try:
             return recording(call)
         finally:
@@ -157,7 +158,7 @@ def _end(recorder: Recorder, folder: Path) -> None:
 
 
 def _report(recorder: Recorder, folder: Path) -> None:
-    if not recorder.sites or not folder.is_dir():  # the parent may be gone
+    if not (recorder.sites or recorder.tables) or not folder.is_dir():  # the parent may be gone
         return
     sites = [asdict(site) for site in recorder.sites.values()]
     tables = [str(path) for path in recorder.tables]

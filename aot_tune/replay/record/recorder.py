@@ -1,4 +1,4 @@
-"""Record every search of a process: search, write the table, answer the library, collect remarks."""
+"""Record every search and launch of a process: search, write the table, answer, collect remarks."""
 
 from __future__ import annotations
 
@@ -9,10 +9,11 @@ import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
-from functools import partial
+from functools import cache, partial
 from hashlib import sha256
 from importlib import metadata
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 from aot_tune.declare.fingerprint.hashing import kernel_hash
@@ -25,9 +26,11 @@ from aot_tune.errors import (
 )
 from aot_tune.nvidia import cutile
 from aot_tune.nvidia.nvml import visible_gpus
+from aot_tune.replay.answer.cubins import LaunchCall
 from aot_tune.replay.answer.searches import SearchCall, answer, answer_of, why_not_searched
 from aot_tune.replay.document import MOST_LAUNCHED, dump
 from aot_tune.replay.files import read_recorded
+from aot_tune.replay.fit import kernel_of, why_local
 from aot_tune.replay.nearest import LEAST_SIZE, sizes_of
 from aot_tune.replay.problem import Fixed, Problem
 from aot_tune.replay.record.ahead import Ahead, Tried
@@ -44,7 +47,7 @@ from aot_tune.replay.record.search import (
 )
 from aot_tune.replay.record.turn import turn
 from aot_tune.replay.spelling import space_hash, spelled, texts_of
-from aot_tune.replay.table import Launched, Library, RecordedEntry, RecordedTable, file_name, name_of
+from aot_tune.replay.table import Library, RecordedEntry, RecordedTable, file_name, name_of
 from aot_tune.serve.runtime import runtime
 from aot_tune.tables.files import check_replaceable, check_writable, write_atomic
 from aot_tune.tables.store import folder_of_package
@@ -68,6 +71,9 @@ _NOT_ENDED = "a search had not ended: its outcomes are kept, and the same comman
 
 IN_PARTS = "gets other parts of the same sums from other configs: they add up, and no config is passed over"
 """Remark on a workspace of split-K configs, after the names of the parameters."""
+
+_TABLES = "tables"
+"""Name of the lock under which tables are written, in `turn`."""
 
 MOST_SEARCHES_OF_ONE_PROBLEM = 3
 """Most searches of one problem in a process. A library may ask again because the contents of an index tensor
@@ -104,14 +110,11 @@ class Site:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Task:
-    """Search that is to be recorded."""
-
-    call: SearchCall
-    """Library's search."""
+class _Kernel:
+    """Kernel that is recorded on a GPU."""
 
     site: Site
-    """Place that searched."""
+    """Place that searched or launched."""
 
     kernel: Any
     """Library's kernel."""
@@ -121,9 +124,6 @@ class _Task:
 
     library: Library
     """Distribution of the kernel."""
-
-    known: Identified
-    """Problem of the search."""
 
     digest: str
     """Kernel's source hash."""
@@ -141,6 +141,31 @@ class _Task:
     def turn(self) -> str:
         """Return the GPU's name, unique on this host."""
         return self.gpu["uuid"] or f"cuda-{self.index}"
+
+    @property
+    def empty(self) -> RecordedTable:
+        """Return the kernel's table without recordings."""
+        function = cutile.python_function(self.kernel)
+        return RecordedTable(
+            module=function.__module__,
+            kernel=function.__qualname__,
+            arch=self.device.arch,
+            source_hash=self.digest,
+            library=self.library,
+            built_with=_built_with(self),
+            entries=(),
+        )
+
+
+@dataclass(frozen=True, kw_only=True)
+class _Task(_Kernel):
+    """Search that is to be recorded."""
+
+    call: SearchCall
+    """Library's search."""
+
+    known: Identified
+    """Problem of the search."""
 
     @property
     def key(self) -> str:
@@ -180,7 +205,7 @@ def ahead_of(index: int, cubins: Path) -> Ahead | None:
 
 
 class Recorder:
-    """Records the searches of this process.
+    """Records the searches and launches of this process.
 
     Args:
         out: The folder of tables; None for the one in each library's own package.
@@ -212,20 +237,19 @@ class Recorder:
         self._counts: dict[str, int] = {}
         self._won: dict[str, list[_Won]] = {}
         self._problems: dict[str, list[Identified]] = {}
-        self._launches = Launches(self._remark_on_launch, self._note_launch)
-        self._paths: dict[Any, Path] = {}
-        self._launched: dict[Path, set[Launched]] = {}
-        self._turns: dict[Path, str] = {}
+        self._launches = Launches(self._remark_on_launch)
         self.sites: dict[str, Site] = {}
         """Recordings, by place in the library."""
         self.tables: dict[Path, RecordedTable] = {}
         """Tables that were written."""
 
-    def __call__(self, call: SearchCall) -> Any:
+    def __call__(self, call: SearchCall | LaunchCall) -> Any:
         """Search, record and answer. CuTile makes searches that cannot be recorded; a remark says why."""
+        if isinstance(call, LaunchCall):
+            return self._launch(call)
         if not len(call.space):
             return answer(call)
-        site = self._site(call)
+        site = self._site(call.kernel_name() or "?")
         site.searches += 1
         if (reason := why_not_searched()) is not None:
             site.remarks[f"answered and not searched: {reason}"] = None
@@ -247,10 +271,8 @@ class Recorder:
         self.sites = {key: Site(place=site.place, kernel=site.kernel) for key, site in self.sites.items()}
 
     def end(self) -> None:
-        """Stop watching launches, write the last ones into tables, and end the children."""
+        """Stop watching launches, and end the children."""
         self._launches.end()
-        for path in self._launched:
-            self._write_launched(path)
         for ahead in self._ahead.values():
             if ahead is not None:
                 ahead.close()
@@ -261,47 +283,56 @@ class Recorder:
             if site.kernel == name_of(function.__module__, function.__qualname__):
                 site.remarks[remark] = None
 
-    def _note_launch(self, function: Any, launched: Launched) -> None:
-        """Keep a launch of a recorded kernel until its table is written again."""
-        path = self._paths.get(function)
-        if path is not None and len(self._launched[path]) < MOST_LAUNCHED:
-            self._launched[path].add(launched)
-
-    def _write_launched(self, path: Path) -> None:
-        """Add launches to a table that was written before them."""
+    def _launch(self, call: LaunchCall) -> None:
+        """Write a launch that was compiled into its kernel's table; where it cannot be, add a remark."""
+        if str(_caller().f_globals.get("__name__")).startswith("cuda.tile."):
+            return  # a search that cuTile makes
+        function = cutile.python_function(call.kernel)
+        site = Site(place="", kernel=name_of(function.__module__, function.__qualname__))
         try:
-            with turn(self._journals, self._turns[path]):
-                table = _existing(path)
-                if table is None or self.tables.get(path) is None:
-                    return
-                added = self._with_launched(table, path)
-                if added != table and _same_code(table, self.tables[path]):
-                    write_atomic(path, dump(added))
-        except AotTuneError:  # such as a full disk: the launches compile when they are replayed
-            return
+            if self._package not in (None, function.__module__.partition(".")[0]):
+                return
+            kernel = self._kernel(call.kernel, site)
+            if kernel.device.arch != call.arch:
+                raise NotRecordableError(f"it is for {call.arch}, and the current GPU is not")
+            if (local := why_local(kernel.empty)) is not None:
+                raise NotRecordableError(local)
+            kernel_of(function.__module__, function.__qualname__)
+            with turn(self._journals, _TABLES):
+                table = self._table(kernel)
+                launched = {*table.launched, call.launched} - set(table.won)
+                if len(launched) > MOST_LAUNCHED:
+                    raise NotRecordableError(f"its table holds {MOST_LAUNCHED} launches already")
+                self._write(kernel, dataclasses.replace(table, launched=tuple(sorted(launched))))
+        except Exception as error:  # the launch was made, and the program goes on
+            site.remarks[f"a launch of {site.kernel} gets no cubin: {error_in_words(error)}"] = None
+        if site.remarks:
+            self._site(site.kernel).remarks |= site.remarks
 
-    def _with_launched(self, table: RecordedTable, path: Path) -> RecordedTable:
-        winners = set(dataclasses.replace(table, launched=()).compilations)
-        launched = {*table.launched, *self._launched[path]} - winners
-        return dataclasses.replace(table, launched=tuple(sorted(launched)[:MOST_LAUNCHED]))
-
-    def _site(self, call: SearchCall) -> Site:
-        frame = sys._getframe(1)
-        while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("aot_tune."):
-            frame = frame.f_back
+    def _site(self, kernel: str) -> Site:
+        frame = _caller()
         place = f"{frame.f_code.co_filename}:{frame.f_lineno}"
-        name = call.kernel_name() or "?"
-        return self.sites.setdefault(f"{place} {name}", Site(place=place, kernel=name))
+        return self.sites.setdefault(f"{place} {kernel}", Site(place=place, kernel=kernel))
 
     def _task(self, call: SearchCall, site: Site) -> _Task:
         """Read what is needed to record a search.
 
         Raises:
-            NotRecordableError: The kernel is none, is of another package, or cannot be hashed; no folder is
-                named for its tables; or the search cannot be identified.
+            NotRecordableError: As of `_kernel`, or the search cannot be identified.
             StoreError: The folder cannot be written in.
         """
-        kernel = call.kernel_of(call.space[0])
+        kernel = self._kernel(call.kernel_of(call.space[0]), site)
+        known = identified(call, texts_of(call.space), kernel.device)
+        return _Task(**vars(kernel), call=call, known=known)
+
+    def _kernel(self, kernel: Any, site: Site) -> _Kernel:
+        """Read what is needed to record a kernel.
+
+        Raises:
+            NotRecordableError: The kernel is none, is of another package, or cannot be hashed; or its tables
+                have no folder.
+            StoreError: The folder cannot be written in.
+        """
         if not cutile.is_kernel(kernel):
             raise NotRecordableError(f"the kernel is a {type(kernel).__name__}, not a ct.kernel")
         function = cutile.python_function(kernel)
@@ -309,21 +340,17 @@ class Recorder:
         if self._package is not None and top != self._package:
             raise NotRecordableError(f"it is not of the package {self._package}")
         folder = self._folder(function.__module__)
-        texts = texts_of(call.space)
         here = runtime()
         index = here.current_device()
         device = here.device(index)
-        known = identified(call, texts, device)
         digest, obstacles = kernel_hash(kernel)
         if obstacles:
             raise NotRecordableError(f"its code cannot be hashed: {obstacles[0]}")
-        return _Task(
-            call=call,
+        return _Kernel(
             site=site,
             kernel=kernel,
             path=folder / str(device.arch) / file_name(function.__module__, function.__qualname__),
             library=_library(top),
-            known=known,
             digest=digest,
             index=index,
             device=device,
@@ -347,9 +374,6 @@ class Recorder:
     def _recorded(self, task: _Task) -> Any:
         """Search and write the table, or answer a problem that was searched often enough."""
         call, site, known = task.call, task.site, task.known
-        self._paths[cutile.python_function(task.kernel)] = task.path
-        self._launched.setdefault(task.path, set())
-        self._turns[task.path] = task.turn
         number = self._counts[task.key] = self._counts.get(task.key, 0) + 1
         if number == 1:
             site.problems[task.key] = None
@@ -383,7 +407,8 @@ class Recorder:
             times = {known.texts[at]: time for at, time in results.times.items()}
             won.append(_Won(entry=entry, times=times))
             site.gains.append(entry.gain or 1.0)
-            self._write(task, won)
+            with turn(self._journals, _TABLES):
+                self._write(task, self._with_winners(task, won))
         except AotTuneError as error:  # such as an argument that has no signature, or a full disk
             site.remarks[f"not recorded: {error}"] = None
         return as_result(call, results)
@@ -412,44 +437,39 @@ class Recorder:
             task.site.remarks[f"its configs are not tried in another process first: {error}"] = None
             return {}
 
-    def _write(self, task: _Task, won: Sequence[_Won]) -> None:
-        """Put a problem's winners into its table; entries of other problems stay."""
-        function = cutile.python_function(task.kernel)
-        table = RecordedTable(
-            module=function.__module__,
-            kernel=function.__qualname__,
-            arch=task.device.arch,
-            source_hash=task.digest,
-            library=task.library,
-            built_with=_built_with(task),
-            entries=_joined(won),
-        )
-        remarks = task.site.remarks
-        existing = _existing(task.path)  # another process of the program may have written meanwhile
-        if existing is not None and not _same_code(existing, table):
-            if existing.entries:
-                remarks[
-                    f"{task.path.name} begins anew, without the "
-                    f"{counted(len(existing.entries), 'entry', 'entries')} that it had: "
-                    f"{_differing(existing, table)}"
-                ] = None
-            existing = None
-        kept = existing.entries if existing is not None else ()
-        earlier = [entry for entry in kept if _same_problem(entry, won[0].entry)]
-        entries = table.entries
+    def _table(self, kernel: _Kernel) -> RecordedTable:
+        """Return a kernel's table to add to. Another process of the program may have written it meanwhile."""
+        existing = _existing(kernel.path)
+        if existing is None:
+            return kernel.empty
+        if _same_code(existing, kernel.empty):
+            return existing
+        if count := len(existing.entries) + len(existing.launched):
+            kernel.site.remarks[
+                f"{kernel.path.name} begins anew, without the {counted(count, 'entry', 'entries')} that it "
+                f"had: {_differing(existing, kernel.empty)}"
+            ] = None
+        return kernel.empty
+
+    def _with_winners(self, task: _Task, won: Sequence[_Won]) -> RecordedTable:
+        """Return a table with a problem's winners; entries of other problems stay."""
+        table, entries = self._table(task), _joined(won)
+        earlier = [entry for entry in table.entries if _same_problem(entry, won[0].entry)]
         if len(won) == 1 and earlier:
             entries = (_incumbent(earlier[0], won[0]),)
         if len(entries) > 1:
-            remarks[
+            task.site.remarks[
                 f"{len(won)} searches of one problem had {len(entries)} winners: the contents of an argument "
                 "matter; the safest of them is replayed"
             ] = None
-        others = [entry for entry in kept if not _same_problem(entry, won[0].entry)]
-        launched = existing.launched if existing is not None else ()
-        table = dataclasses.replace(table, entries=(*others, *entries), launched=launched)
-        table = self._with_launched(table, task.path)
-        write_atomic(task.path, dump(table))
-        self.tables[task.path] = table
+        others = [entry for entry in table.entries if not _same_problem(entry, won[0].entry)]
+        table = dataclasses.replace(table, entries=(*others, *entries))
+        launched = tuple(one for one in table.launched if one not in table.won)
+        return dataclasses.replace(table, launched=launched)
+
+    def _write(self, kernel: _Kernel, table: RecordedTable) -> None:
+        write_atomic(kernel.path, dump(table))
+        self.tables[kernel.path] = table
 
     def _remark_on(self, task: _Task) -> None:
         """Add remarks on a new problem: configs with one launch, constants that follow a size, its module."""
@@ -470,11 +490,14 @@ class Recorder:
                     f"{name} is a Constant and follows a size: each size compiles and is a problem of its own"
                 ] = None
         others.append(known)
-        if cutile.python_function(task.kernel).__module__ == "__main__":
-            remarks[
-                "it will be replayed without cubins, since nothing else imports a main module: put the "
-                "kernel into a module"
-            ] = None
+
+
+def _caller() -> FrameType:
+    """Return the frame of a library that searches or launches."""
+    frame = sys._getframe(1)
+    while frame.f_back is not None and str(frame.f_globals.get("__name__", "")).startswith("aot_tune."):
+        frame = frame.f_back
+    return frame
 
 
 def _failures_in_words(texts: Sequence[str], results: Searched) -> Iterator[str]:
@@ -554,6 +577,7 @@ def _journal(path: Path, task: _Task) -> Journal:
         return Journal.open(path, identity, fresh=True, accepts=accepts)
 
 
+@cache
 def _library(top: str) -> Library:
     """Return the distribution of a top-level package; empty where several share it."""
     names = set(metadata.packages_distributions().get(top, ()))
@@ -563,13 +587,13 @@ def _library(top: str) -> Library:
     return Library(name=name, version=metadata.version(name))
 
 
-def _built_with(task: _Task) -> BuiltWith:
+def _built_with(kernel: _Kernel) -> BuiltWith:
     return BuiltWith(
-        device_name=task.device.name,
-        sm_count=task.device.sm_count,
+        device_name=kernel.device.name,
+        sm_count=kernel.device.sm_count,
         cuda_tile=cutile.version(),
         tileiras=cutile.compiler_version() or "",
-        driver=task.gpu.get("driver", ""),
+        driver=kernel.gpu.get("driver", ""),
     )
 
 

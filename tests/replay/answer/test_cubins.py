@@ -20,15 +20,16 @@ from aot_tune import environment
 from aot_tune.cubins.archive import FILE_NAME
 from aot_tune.cubins.origin_walk import origin_of
 from aot_tune.cubins.pack import KernelCubins, pack
-from aot_tune.errors import CompilerMissingError, CubinWarning, LaunchError, MissError
+from aot_tune.errors import CompilerMissingError, CubinWarning, LaunchError, MissError, TableWarning
 from aot_tune.nvidia import cutile
 from aot_tune.replay.answer import places, searches
 from aot_tune.replay.answer.install import install, uninstall
+from aot_tune.replay.answer.records import KernelRecords
 from aot_tune.replay.archives import tabled_kernel, tabled_kernels
 from aot_tune.serve.rank import priming, set_primed
 from aot_tune.tuner.archives.build import build
 from aot_tune.tuner.archives.report import CubinRequest
-from tests.support import recorded_launches
+from tests.support import recorded_launches, tuned_once
 from tests.support.driver import Driver, FakeTensor
 from tests.support.other_releases import OTHERS, other_release
 from tests.support.recorded_launches import NAME, SM90
@@ -175,16 +176,51 @@ def test_after_prime_with_error_nothing_is_compiled(
     assert len(driver.compiled) == 3
 
 
+@pytest.mark.process
+def test_a_kernel_that_the_archive_lacks_is_compiled_with_one_warning(tmp_path: Path, driver: Driver) -> None:
+    fake_archive(tmp_path)
+    said = f"no cubin of {__name__}.unrecorded_kernel for unrecorded_kernel_K.* on sm90; cuTile compiles it"
+    half, single = (FakeTensor((16,), dtype) for dtype in (torch.float16, torch.float32))
+    with pytest.warns(CubinWarning, match=said):
+        ct.launch(0, (1, 1, 1), unrecorded_kernel.replace_hints(), (half,))
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ct.launch(0, (1, 1, 1), unrecorded_kernel.replace_hints(), (single,))
+    assert len(driver.compiled) == 2
+
+
 def test_without_cubin_and_compiler_the_error_says_what_to_ship(
     tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     recorded_launches.write(tmp_path)
     monkeypatch.setattr(cutile, "may_have_compiler", lambda: False)
-    with pytest.raises(
-        CompilerMissingError, match=r"no cubin was shipped for scale_kernel_K.*aot-tune compile"
-    ):
+    remedy = "aot-tune compile, for a library's launch after aot-tune record"
+    with pytest.raises(CompilerMissingError, match=f"no cubin was shipped for scale_kernel_K.*{remedy}"):
         launch_with(1024, 64, occupancy=1)
+    with pytest.raises(CompilerMissingError, match=f"no cubin was shipped for unrecorded_kernel_K.*{remedy}"):
+        ct.launch(0, (1, 1, 1), unrecorded_kernel, (FakeTensor((16,), torch.float16),))
     assert driver.launches == []
+
+
+def test_code_that_depends_on_an_absent_compiler_is_named_with_what_helps(
+    tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    origin = {"source_hash": "0" * 16, "files": {}, "values": {f"{recorded_launches.MODULE}:NEW": "True"}}
+    fake_archive(tmp_path, **origin)
+    path = recorded_launches.write(tmp_path, recorded_launches.table(source_hash="0" * 16))
+    monkeypatch.setattr(tuned_once, "NEW", False, raising=False)
+    monkeypatch.setattr(cutile, "may_have_compiler", lambda: False)
+    with pytest.warns(TableWarning) as warned:
+        assert KernelRecords(scale_kernel, SM90).tables == ()
+    assert str(warned[0].message) == (
+        f"{path} is left out: the code of scale_kernel changed since it was recorded (0000000000000000), the "
+        f"value of NEW in {recorded_launches.MODULE}; record again: aot-tune record, on a machine with a "
+        "compiler; if the library asks for the compiler while it is imported, call aot_tune.install() before "
+        "that import"
+    )
+    named = "the value of NEW in .*; if the library asks for the compiler while it is imported"
+    with pytest.warns(CubinWarning, match=named), pytest.raises(CompilerMissingError):
+        launch_with(1024, 64, occupancy=1)
 
 
 @pytest.mark.process

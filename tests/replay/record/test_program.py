@@ -42,11 +42,11 @@ def kept(folder: Path) -> dict[str, str]:
     return {**others, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
 
 
-def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *words],
         cwd=folder,
-        env=kept(folder),
+        env={**kept(folder), **variables},
         capture_output=True,
         text=True,
         timeout=300,
@@ -54,8 +54,8 @@ def run(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
     )
 
 
-def aot_tune(folder: Path, *words: str) -> subprocess.CompletedProcess[str]:
-    return run(folder, "-m", "aot_tune", *words)
+def aot_tune(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    return run(folder, "-m", "aot_tune", *words, **variables)
 
 
 def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
@@ -123,6 +123,34 @@ def test_a_package_gets_tables_and_cubins_by_changing_one_import(tmp_path: Path)
         assert (one["grid"], one["hints"]) == (other["grid"], other["hints"])
 
 
+def test_every_launch_of_a_library_runs_from_cubins_where_no_compiler_is(tmp_path: Path) -> None:
+    program = ("-m", "tests.support.children.split_sums")
+    done = aot_tune(tmp_path, "record", "--out", "tables", "--", sys.executable, *program)
+    recorded = answer(done)
+    searched, launched = sorted((tmp_path / "tables" / "sm90").iterdir())
+    assert [len(parse(path.read_bytes()).entries) for path in (searched, launched)] == [1, 0]
+    assert [dict(one.hints) for one in parse(launched.read_bytes()).launched] == [
+        {"occupancy": 2, "opt_level": 3}
+    ]
+    assert done.stderr.splitlines()[-3:] == ["2 tables written:", f"  {searched}", f"  {launched}"]
+
+    made = ("compile", "--arch", "sm90", "--module", "tests.support.split_sums")
+    done = aot_tune(tmp_path, *made, AOT_TUNE_TABLES=str(tmp_path / "tables"))
+    assert done.returncode == 0, done.stderr
+    served = ("run", "--tables", "tables", "--", sys.executable, *program)
+    replayed = answer(aot_tune(tmp_path, *served, "--without-compiler", "float16"))
+    assert (replayed["searched"], replayed["warnings"]) == ([], [])
+    assert [one["symbol"] for one in replayed["launches"]] == ["partial_kernel", "reduce_kernel"]
+    for one, other in zip(replayed["launches"], recorded["launches"], strict=True):
+        assert (one["grid"], one["hints"]) == (other["grid"], other["hints"])
+    (error,) = replayed["errors"]
+    assert error.startswith("CompilerMissingError: no cubin was shipped for reduce_kernel_K")
+    assert "aot-tune record" in error
+    compiled = answer(aot_tune(tmp_path, *served, "float16"))
+    (warning,) = compiled["warnings"]
+    assert warning.startswith("no cubin of tests.support.split_sums.reduce_kernel for reduce_kernel_K")
+
+
 def test_make_fetches_the_library_that_is_recorded_before_it_tests() -> None:
     for target in ("test", "test-slow"):
         text = "\n".join(planned_commands(target))
@@ -147,7 +175,7 @@ def test_a_program_sees_the_modules_and_variables_as_ever_and_its_exit_code_is_p
     done = aot_tune(tmp_path, "record", *program, "record")
     assert (done.returncode, done.stderr) == (
         3,
-        "nothing was recorded: no call of cuda.tile.tune.exhaustive_search\n",
+        "nothing was recorded: no kernel of cuTile was searched or launched\n",
     )
     done = aot_tune(tmp_path, "run", "--tables", "tabels", *program, "run")
     assert (done.returncode, done.stderr) == (

@@ -386,8 +386,13 @@ def test_a_kernel_of_no_package_needs_a_folder(
     (remark,) = site(nowhere).remarks
     assert "aot-tune record --out DIR" in remark
     somewhere = another(out=tmp_path / "tables", journals=tmp_path / "journals")
-    tuned(*tensors(1024))
-    assert any("replayed without cubins, since" in remark for remark in site(somewhere).remarks)
+    tuned_once.launch(*tensors(1024))
+    searched, launched = somewhere.sites.values()
+    assert (searched.searches, searched.remarks, launched.searches) == (1, {}, 0)
+    assert list(launched.remarks) == [
+        "a launch of __main__.scale_kernel gets no cubin: its kernel is in a program's main module, which "
+        "nothing else imports"
+    ]
     (path,) = somewhere.tables
     assert path.name == "__main__.scale_kernel.json"
 
@@ -494,23 +499,57 @@ def test_a_launch_of_what_no_search_measured_is_remarked(recorder: Recorder) -> 
 
 def test_a_launch_of_what_no_search_measured_is_in_the_table(recorder: Recorder, tmp_path: Path) -> None:
     x, out = tensors(1024)
+
+    def launch(occupancy: int) -> None:
+        kernel = scale_kernel.replace_hints(occupancy=occupancy)
+        tuned_once.ct.launch(0, (32, 1, 1), kernel, (x, out, 1024, 2.0, 32))
+
+    launch(5)  # nothing was searched yet
+    assert [dict(one.hints)["occupancy"] for one in read(tmp_path).launched] == [5]
     tuned_once.launch(x, out)
-    (path,) = (tmp_path / "tables" / "sm90").glob("*.json")
-    searched = path.read_bytes()
-    recorder.end()
-    assert path.read_bytes() == searched  # the launch was as the search found it
+    assert [dict(one.hints)["occupancy"] for one in read(tmp_path).launched] == [5]  # the winner's is known
     recorder = another(out=tmp_path / "tables", journals=tmp_path / "journals")
-    tuned_once.tuned(x, out)
-    tuned_once.ct.launch(0, (32, 1, 1), scale_kernel.replace_hints(occupancy=7), (x, out, 1024, 2.0, 32))
-    other, its_out = tensors(512)
-    tuned_once.tuned(other, its_out)
-    assert [dict(one.hints)["occupancy"] for one in parse(path.read_bytes()).launched] == [7]
-    tuned_once.ct.launch(0, (32, 1, 1), scale_kernel.replace_hints(occupancy=5), (x, out, 1024, 2.0, 32))
-    recorder.end()
-    table = parse(path.read_bytes())
+    launch(7)
+    table = read(tmp_path)
     assert [dict(one.hints)["occupancy"] for one in table.launched] == [5, 7]
     assert {one.signature for one in table.launched} == {table.entries[0].signature}
-    assert len(table.compilations) == len({(tuple(e.hints.items()), e.signature) for e in table.entries}) + 2
+    assert len(table.compilations) == 3
+    assert (recorder.sites, list(recorder.tables.values())) == ({}, [table])
+
+
+def test_a_search_that_cutile_makes_leaves_its_configs_out_of_the_table(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    class Opaque:
+        TILE, occupancy = 32, 7
+
+    x, out = tensors(1024)
+    tuned(x, out, space=[Opaque()])
+    assert recorder.tables == {}
+    tuned_once.ct.launch(0, (32, 1, 1), scale_kernel.replace_hints(occupancy=6), (x, out, 1024, 2.0, 32))
+    assert [dict(one.hints)["occupancy"] for one in read(tmp_path).launched] == [6]
+
+
+def test_a_launch_that_gets_no_cubin_is_remarked_or_fails_as_ever(
+    recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    @cuda.tile.kernel
+    def local_kernel(x, NONE: cuda.tile.Constant[int]):
+        cuda.tile.store(x, index=(0,), tile=cuda.tile.zeros((16 // NONE,), x.dtype))
+
+    (x, _) = tensors(16)
+    with pytest.raises(cuda.tile.TileError):
+        cuda.tile.launch(0, (1, 1, 1), local_kernel, (x, 3))
+    assert (recorder.sites, recorder.tables) == ({}, {})
+    cuda.tile.launch(0, (1, 1, 1), local_kernel, (x, 1))
+    (remark,) = site(recorder).remarks
+    assert remark.startswith("a launch of tests.replay.record.test_recorder.test_a_launch_that_gets_no_cubin")
+    assert remark.endswith("no cubin: its kernel is made only when its library calls a function")
+    monkeypatch.setattr(recording, "MOST_LAUNCHED", 0)
+    tuned_once.ct.launch(0, (32, 1, 1), scale_kernel.replace_hints(), (*tensors(1024), 1024, 2.0, 32))
+    *_, full = recorder.sites.values()
+    assert [remark.partition(": ")[2] for remark in full.remarks] == ["its table holds 0 launches already"]
+    assert recorder.tables == {}
 
 
 def test_a_constant_that_follows_a_size_is_found() -> None:
