@@ -586,7 +586,7 @@ def record(
     ] = None,
     verbose: Verbose = False,
 ) -> None:
-    """Run a program and record its libraries' searches and launches.
+    """Run a program and record its searches and launches.
 
     For example: aot-tune record -- python -m pytest tests. The exit code is the program's.
     """
