@@ -28,7 +28,7 @@ TUNE = $(if $(ARCH),--arch $(ARCH)) $(KERNEL) $(if $(PROBLEM),--problem '$(PROBL
        $(if $(LIMIT),--limit $(LIMIT)) $(if $(REQUIRE),--require $(REQUIRE))
 
 .DEFAULT_GOAL := help
-.PHONY: help tune cubins test test-fast test-slow test-gpu test-ray faults fuzz check check-archs bench lint fmt wheel clean venv third-party
+.PHONY: help tune cubins test test-fast test-slow test-gpu test-ray faults fuzz check check-archs bench lint fmt wheel clean venv third-party flashinfer
 
 help: ## print this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -52,7 +52,7 @@ test-fast: venv ## run those that start no process, no compiler and no emulator;
 	$(RUN) -m pytest --fast -n auto --dist worksteal $(ARGS)
 
 # pytest's exit code 5: it found nothing to run.
-test-slow: venv third-party ## run the long proofs, which `make test` leaves out
+test-slow: venv third-party flashinfer ## run the long proofs, which `make test` leaves out
 	@$(RUN) -m pytest -m 'slow and not gpu' -n auto --dist worksteal $(ARGS); code=$$?; \
 	if [ $$code -eq 5 ]; then echo 'test-slow: no test of these is marked slow: nothing to prove'; else exit $$code; fi
 
@@ -112,6 +112,11 @@ third-party: venv
 	  $(RUN) -m pip install -q --no-deps --no-compile --only-binary=:all: --retries 1 --target '$(THIRD_PARTY)/unfinished' tilegym==$(TILEGYM) && \
 	  mv '$(THIRD_PARTY)/unfinished' '$(THIRD_PARTY)/tilegym'; } || \
 	  echo 'third-party: tilegym $(TILEGYM) cannot be had here: the tests that record or declare it are skipped' >&2
+
+# FlashInfer's cuTile code without the rest of its wheel of 62 MB, for `make test-slow` and for recording on a GPU host.
+flashinfer: venv
+	@$(RUN) -m aot_tune.bench.libraries --fetch || \
+	  echo 'flashinfer: it cannot be had here: the tests that record it are skipped' >&2
 
 # The environment carries a stamp of all that it was made from: both files, the interpreter and the place, since its
 # scripts hold absolute paths. The stamp is written last, so an interrupted one is made anew. Only a folder that is

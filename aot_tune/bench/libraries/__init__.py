@@ -1,0 +1,1 @@
+"""Records the searches that FlashInfer and TileGym make for layers of widely served models."""

@@ -1,0 +1,188 @@
+"""Record sites on all GPUs of this host at once, within a time limit, and merge what they recorded.
+
+Each GPU has a folder of tables of its own, so that no two processes write one table. A run goes on with what
+earlier runs have put into the folder.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import os
+import queue
+import shutil
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Mapping, Sequence
+from contextlib import suppress
+from pathlib import Path
+from typing import NamedTuple
+
+from aot_tune.bench.libraries import fetched
+from aot_tune.bench.libraries.sites import MODELS, SITES
+from aot_tune.errors import TableError
+from aot_tune.replay.document import dump
+from aot_tune.replay.files import listed_recorded, read_recorded
+from aot_tune.replay.table import RecordedTable
+from aot_tune.tables.files import write_atomic
+
+CHILD = "aot_tune.bench.children.library"
+"""Module that calls a site."""
+
+_ROOT = Path(__file__).parents[3]
+
+MOST_STARTS = 3
+"""Processes that a task is given: a config that ends one is passed over by the next."""
+
+_GRACE_S = 30.0
+"""Seconds that a recorder has to end in after it was asked to."""
+
+
+class Task(NamedTuple):
+    """A site at the shapes of a model."""
+
+    site: str
+    model: str
+
+    @property
+    def shapes(self) -> int:
+        """Return the number of shapes."""
+        return len(SITES[self.site].shapes(MODELS[self.model]))
+
+
+def tasks(sites: Sequence[str], models: Sequence[str]) -> list[Task]:
+    """Return the tasks of some sites and models, model by model, so that an early end has some of each."""
+    every = (Task(site, model) for model in models for site in sites)
+    return [task for task in every if task.shapes]
+
+
+class Run:
+    """Records tasks into a folder.
+
+    Args:
+        out: The folder: ``tables`` are the result, ``work`` holds what a later run goes on with.
+        gpus: The numbers of the GPUs.
+        limit_s: Seconds after which everything is asked to end.
+        child: The module that calls a site.
+    """
+
+    def __init__(self, out: Path, gpus: Sequence[int], limit_s: float, *, child: str = CHILD) -> None:
+        self._out, self._gpus, self._child = out.absolute(), gpus, child
+        self._deadline = time.monotonic() + limit_s
+        self._waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
+        (self._out / "work").mkdir(parents=True, exist_ok=True)
+
+    def record(self, wanted: Sequence[Task]) -> None:
+        """Record what is not recorded yet of some tasks, then write the merged tables."""
+        for task in wanted:
+            if len(self.ended(task)) < task.shapes:
+                self._waiting.put(task)
+        threads = [threading.Thread(target=self._on, args=(gpu,)) for gpu in self._gpus]
+        for thread in threads:
+            thread.start()
+        for thread in threads:
+            thread.join()
+        for cubins in (self._out / "work" / "journals").glob("*/cubins"):
+            shutil.rmtree(cubins)  # many, and made again where they are wanted
+        for path, table in self._merged().items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            write_atomic(path, dump(table))
+
+    def ended(self, task: Task) -> list[str]:
+        """Return the lines of a task's ended calls."""
+        with suppress(FileNotFoundError):
+            return self._lines(task).read_text().splitlines()
+        return []
+
+    def _lines(self, task: Task) -> Path:
+        return self._out / "work" / f"{task.site}.{task.model}.txt"
+
+    def _on(self, gpu: int) -> None:
+        """Record waiting tasks on a GPU, one after another."""
+        with suppress(queue.Empty):
+            while time.monotonic() < self._deadline:
+                task = self._waiting.get_nowait()
+                for _ in range(MOST_STARTS):
+                    self._one(task, gpu)
+                    if len(self.ended(task)) == task.shapes or time.monotonic() > self._deadline:
+                        break
+
+    def _one(self, task: Task, gpu: int) -> None:
+        """Record a task in a process of its own."""
+        folder, log = self._out / "work" / f"gpu{gpu}", self._lines(task).with_suffix(".log")
+        command = [
+            *(sys.executable, "-m", "aot_tune", "record", "--package", SITES[task.site].library),
+            *("--out", str(folder), "--journal", str(self._out / "work" / "journals" / str(gpu)), "--"),
+            *(sys.executable, "-m", self._child, *task, str(self._lines(task))),
+        ]
+        started = time.monotonic()
+        with log.open("a") as written:
+            process = subprocess.Popen(
+                command,
+                cwd=_ROOT,
+                env={**os.environ, **self._variables(gpu)},
+                stdout=written,
+                stderr=subprocess.STDOUT,
+                preexec_fn=lambda: os.sched_setaffinity(0, self._cores(gpu)),  # it compiles on these alone
+            )
+            try:
+                process.wait(max(0.0, self._deadline - time.monotonic()))
+            except subprocess.TimeoutExpired:
+                _end(process)
+        state = f"{len(self.ended(task))} of {task.shapes} shapes, {time.monotonic() - started:.0f} s"
+        print(f"GPU {gpu}: {task.site} {task.model}: {state}, exit code {process.returncode}", flush=True)
+
+    def _variables(self, gpu: int) -> Mapping[str, str]:
+        paths = [_ROOT, *(_ROOT / folder for folder in (fetched.FOLDER, fetched.TILEGYM))]
+        known = os.environ.get("PYTHONPATH", "")
+        return {
+            "CUDA_VISIBLE_DEVICES": str(gpu),
+            "PYTHONPATH": os.pathsep.join([*map(str, paths), *([known] if known else [])]),
+        }
+
+    def _cores(self, gpu: int) -> set[int]:
+        """Return this GPU's share of the cores."""
+        cores, place = sorted(os.sched_getaffinity(0)), list(self._gpus).index(gpu)
+        return set(cores[place :: len(self._gpus)]) or set(cores)
+
+    def _merged(self) -> dict[Path, RecordedTable]:
+        """Return the tables of all GPUs, those of one kernel in one.
+
+        Raises:
+            TableError: Tables of a kernel were recorded under different conditions.
+        """
+        merged: dict[Path, RecordedTable] = {}
+        for path in listed_recorded(sorted((self._out / "work").glob("gpu*"))):
+            table = read_recorded(path)
+            target = self._out / "tables" / path.parent.name / path.name
+            merged[target] = joined(merged[target], table) if target in merged else table
+        return merged
+
+
+def joined(one: RecordedTable, other: RecordedTable) -> RecordedTable:
+    """Return a table with the entries of two of one kernel.
+
+    Raises:
+        TableError: They differ in code, library, GPU or software.
+    """
+    bare = [dataclasses.replace(table, entries=(), launched=()) for table in (one, other)]
+    if bare[0] != bare[1]:
+        raise TableError(
+            f"{one.kernel} was recorded under different conditions on two GPUs: {bare[0]} and {bare[1]}; "
+            "record into another folder"
+        )
+    known = {(entry.space, entry.problem) for entry in one.entries}
+    added = [entry for entry in other.entries if (entry.space, entry.problem) not in known]
+    launched = sorted({*one.launched, *other.launched})
+    return dataclasses.replace(one, entries=(*one.entries, *added), launched=tuple(launched))
+
+
+def _end(process: subprocess.Popen[bytes]) -> None:
+    process.send_signal(signal.SIGTERM)
+    try:
+        process.wait(_GRACE_S)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()

@@ -1,0 +1,119 @@
+"""Tasks on several GPUs, each scripted: what is called, what a later run goes on with, what is merged."""
+
+from __future__ import annotations
+
+import dataclasses
+import threading
+from pathlib import Path
+
+import pytest
+
+from aot_tune.bench.libraries import __main__ as command
+from aot_tune.bench.libraries import runs
+from aot_tune.bench.libraries.runs import Run, Task, joined, tasks
+from aot_tune.bench.libraries.sites import MODELS, SITES, label
+from aot_tune.errors import TableError
+from aot_tune.replay.files import read_recorded
+from aot_tune.replay.table import Library
+from tests.support.children.library_on_the_stand_in import SMALL
+from tests.support.recorded_tables import TABLE, entry, problem, with_entries, write
+
+MODEL = "deepseek-v3-tp8"
+WANTED = [Task("bmm", MODEL), Task("softmax", MODEL)]
+
+
+class Scripted(Run):
+    """Ends `most` calls of a task in each process, and writes a table for each task."""
+
+    def __init__(self, out: Path, most: int = 100, gpus: tuple[int, ...] = (0, 1)) -> None:
+        super().__init__(out, gpus, 60.0)
+        self.most = most
+        self.started: list[Task] = []
+        self.both = threading.Barrier(len(gpus))
+
+    def _one(self, task: Task, gpu: int) -> None:
+        if task not in self.started:
+            self.both.wait(30)  # both GPUs are busy
+        self.started.append(task)
+        left = [label(shape) for shape in SITES[task.site].shapes(MODELS[task.model])][
+            len(self.ended(task)) :
+        ]
+        with self._lines(task).open("a") as lines:
+            lines.writelines(f"{name}\n" for name in left[: self.most])
+        write(self._out / "work" / f"gpu{gpu}", with_entries(entry(problem=problem(1024 << gpu))))
+
+
+def test_a_task_of_each_site_and_model_that_has_shapes() -> None:
+    every = tasks(list(SITES), list(MODELS))
+    assert Task("decode_mla", MODEL) in every
+    assert Task("decode_paged", MODEL) not in every
+    assert [task.model for task in every] == sorted((t.model for t in every), key=list(MODELS).index)
+
+
+def test_gpus_share_tasks_and_their_tables_are_merged(tmp_path: Path) -> None:
+    run = Scripted(tmp_path)
+    run.record(WANTED)
+    assert sorted(run.started) == WANTED
+    assert [len(run.ended(task)) for task in WANTED] == [task.shapes for task in WANTED]
+    (path,) = (tmp_path / "tables" / "sm90").iterdir()
+    assert [one.problem for one in read_recorded(path).entries] == [problem(1024), problem(2048)]
+
+
+def test_a_later_run_goes_on_and_a_task_that_ends_too_often_is_left(tmp_path: Path) -> None:
+    first = Scripted(tmp_path, most=1)
+    first.record(WANTED)
+    assert len(first.started) == 2 * runs.MOST_STARTS
+    assert [len(first.ended(task)) for task in WANTED] == [runs.MOST_STARTS] * 2
+    second = Scripted(tmp_path)
+    second.record(WANTED)
+    assert sorted(second.started) == WANTED
+    third = Scripted(tmp_path)
+    third.record(WANTED)
+    assert third.started == []
+
+
+def test_nothing_begins_after_the_limit(tmp_path: Path) -> None:
+    run = Scripted(tmp_path, gpus=(0,))
+    run._deadline = 0.0
+    run.record(WANTED)
+    assert run.started == []
+
+
+def test_tables_of_one_kernel_are_joined_where_conditions_are_the_same() -> None:
+    other = dataclasses.replace(with_entries(entry(problem=problem(64)), entry(mean_us=1.0)), launched=())
+    together = joined(TABLE, other)
+    assert together.entries == (*TABLE.entries, other.entries[0])  # the first's entry of a problem stays
+    with pytest.raises(TableError, match="different conditions"):
+        joined(TABLE, dataclasses.replace(other, library=Library(name="mylib", version="1.3")))
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@pytest.mark.skipif(not (runs.fetched.FOLDER / "flashinfer").is_dir(), reason="FlashInfer is not fetched")
+def test_flashinfer_s_prefill_and_decode_are_recorded_in_processes_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On the stand-in driver, compiling for real."""
+    small = {name: SITES[name]._replace(shapes=lambda _, name=name: SMALL[name]) for name in SMALL}
+    monkeypatch.setattr(runs, "SITES", small)
+    wanted = [Task("prefill_ragged", "llama-3.1-8b"), Task("decode_mla", MODEL)]
+    run = Run(tmp_path, (0, 1), 900.0, child="tests.support.children.library_on_the_stand_in")
+    run.record(wanted)
+    logs = "".join(path.read_text() for path in (tmp_path / "work").glob("*.log"))
+    assert [run.ended(task) for task in wanted] == [["1x128x8x2x64"], ["2x16x2x16", "1x16x2x16"]], logs
+    tables = {path.name: read_recorded(path) for path in (tmp_path / "tables" / "sm90").iterdir()}
+    entries = {name.split(".")[-2]: len(table.entries) for name, table in tables.items()}
+    assert entries["_prefill_attention_ragged_lpt_kernel"] == 1
+    assert entries["_decode_mla_kv_paged_kernel"] == 2
+    assert {table.library.version for table in tables.values()} == {runs.fetched.VERSION}
+    assert not list((tmp_path / "work").glob("journals/*/cubins"))
+
+
+def test_the_command_names_what_is_wrong_and_that_there_is_no_gpu(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(command, "visible_gpus", lambda: None)
+    assert command.main(["--site", "matmull"]) == 2
+    assert "no site is called matmull; there is mm_bf16" in capsys.readouterr().err
+    assert command.main(["--site", "matmul"]) == 1
+    assert "no GPU here" in capsys.readouterr().err
