@@ -334,7 +334,7 @@ def compile(
     from aot_tune.cli.documents import find
     from aot_tune.declare.discovery import module_names
     from aot_tune.replay.archives import tabled_kernels
-    from aot_tune.replay.files import listed_recorded
+    from aot_tune.replay.files import listed_recorded, shipped_for
     from aot_tune.tuner.archives.build import build
     from aot_tune.tuner.archives.report import CUBINS, CubinRequest, report_lines
 
@@ -343,7 +343,7 @@ def compile(
     if kernels := [name for name in named if name in declared]:
         raise UsageError(f"{kernels[0]} is a kernel, not an arch: write --kernel {kernels[0]}")
     command.remark(find.folder_remarks())
-    tables = listed_recorded(find.folders(module or ()))
+    tables = [*listed_recorded(find.folders(module or ())), *shipped_for(module or ())]
     names, dotted = find.split(kernel or ())
     archs = tuple(dict.fromkeys(map(selection.chosen_arch, named or [None])))
     alone = not names and bool(dotted or (tables and not declared))
@@ -569,47 +569,6 @@ def diff(
         diff_markdown(diffs) if markdown else json_text(diff_data(diffs)) if as_json else diff_lines(diffs)
     )
     command.leave(failed=exit_code and not all(difference.empty for difference in diffs))
-
-
-@app.command()
-@guarded
-def report(
-    folders: Annotated[
-        list[Path] | None,
-        typer.Argument(metavar="[[OLD] NEW]", help="Folders of tables; by default those that are installed."),
-    ] = None,
-    arch: Annotated[
-        str | None, typer.Option("--arch", metavar="sm90", help="One arch; all archs by default.")
-    ] = None,
-    module: Modules = None,
-    out: Annotated[
-        Path | None, typer.Option(metavar="FILE", help="The page; build/report.html by default.")
-    ] = None,
-    verbose: Verbose = False,
-) -> None:
-    """Draw tables as one page, which opens without a network.
-
-    Each table's gains, winners, regrets and the worth of its configs, as SVG. Of two folders it also draws
-    what changed.
-    """
-    from aot_tune.cli.report.page import page
-    from aot_tune.cli.report.sources import shown_tables
-    from aot_tune.tables.files import write_atomic
-    from aot_tune.values.arch import Arch
-    from aot_tune.values.text import counted
-
-    if len(folders or ()) > 2:
-        raise UsageError("give at most two folders of tables: the former one and the present one")
-    target = Arch.parse(arch) if arch is not None else None
-    shown, remarks, unreadable = shown_tables(folders or (), target, module or ())
-    text, path = page(shown, remarks).encode(), out or Path("build/report.html")
-    path.parent.mkdir(parents=True, exist_ok=True)
-    write_atomic(path, text)
-    command.put(f"{path}: {counted(len(shown), 'table')}, {len(text) / 1e6:.1f} MB")
-    command.remark(remarks)
-    for error in unreadable:
-        command.say(f"aot-tune: {error}")
-    command.leave(failed=bool(unreadable))
 
 
 @app.command(context_settings=command.BEFORE_PROGRAM)

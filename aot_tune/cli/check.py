@@ -56,8 +56,10 @@ def check(
         return [*chain.from_iterable(own_findings), *_at_former_places(declared.values())]
     path = _existing(path)
     home = _home(path, folders)
-    own = home is not None
-    kernels = folders[home] if home is not None else declared
+    shipped = store.libraries_folder().resolve()
+    of_libraries = shipped in (path.resolve(), *path.resolve().parents)
+    own = home is not None and not of_libraries
+    kernels = {} if of_libraries else folders[home] if home is not None else declared
     if not own and path.is_dir() and not _holds_any(path):
         raise UsageError(f"no tables in {path}; give a table, an arch's folder or a folder of archs' folders")
     if path.name == FILE_NAME:
@@ -169,6 +171,8 @@ def _root(folder: Path, kernels: Mapping[str, FoundKernel], *, own: bool) -> Ite
     for child in sorted(folder.iterdir()) if folder.is_dir() else ():
         if child.is_dir() and arch_called(child.name) is not None:
             archs.append(child)
+        elif child.is_dir() and store.same_folder(child, store.libraries_folder()):
+            yield from _root(child, {}, own=False)
         elif child.is_dir():
             step = "rename it to an arch's name, such as sm90, or remove it"
             yield _finding(child, "no GPU arch has this name", step)

@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 
 from aot_tune.errors import TableError, UsageError
-from aot_tune.replay.files import has_recorded_name, read_recorded, right_place_of
+from aot_tune.replay.files import has_recorded_name, is_shipped, read_recorded, right_place_of
 from aot_tune.replay.fit import hash_now, kernel_of, misfit, recorded_code, why_local
 from aot_tune.tuner.archives.signatures import Compilation
 from aot_tune.tuner.archives.tabled import TabledKernel
@@ -62,6 +62,8 @@ def tabled_kernels(
 def tabled_kernel(path: Path) -> TabledKernel | str:
     """Read a recorded table and import its kernel, or return why it cannot be imported.
 
+    A shipped table of another version of its library may be of other code too.
+
     Raises:
         TableError: The table cannot be read, is in the wrong place, or does not fit the kernel or the
             installed library. Replaying would not use it.
@@ -75,8 +77,12 @@ def tabled_kernel(path: Path) -> TabledKernel | str:
     try:
         kernel = kernel_of(table.module, table.kernel)
     except UsageError as error:
+        if is_shipped(path):
+            return str(error)
         raise TableError(f"{path}: {error}") from error
-    reason = misfit(table, kernel, table.arch, hash_now(kernel))
+    reason = misfit(table, kernel, table.arch, hash_now(kernel), any_version=is_shipped(path))
+    if reason is not None and is_shipped(path):
+        return reason
     if reason is not None:
         raise TableError(f"{path}: {reason}; record again (aot-tune record), or remove the table")
     return TabledKernel(

@@ -8,8 +8,8 @@ from pathlib import Path
 from aot_tune.errors import AotTuneError, TableError
 from aot_tune.replay.document import is_recorded, parse
 from aot_tune.replay.table import RecordedTable, file_name
+from aot_tune.tables import store
 from aot_tune.tables.files import read_bytes
-from aot_tune.tables.store import listed
 from aot_tune.tables.strict_json import loads
 
 
@@ -35,7 +35,24 @@ def listed_recorded(folders: Iterable[Path]) -> list[Path]:
     Raises:
         StoreError: A folder cannot be listed.
     """
-    return [path for folder in dict.fromkeys(folders) for path in listed(folder) if has_recorded_name(path)]
+    return [
+        path for folder in dict.fromkeys(folders) for path in store.listed(folder) if has_recorded_name(path)
+    ]
+
+
+def is_shipped(path: Path) -> bool:
+    """Return whether a table is one that aot_tune ships for another library, in any of its versions."""
+    return path.parent.parent.absolute() == store.libraries_folder().absolute()
+
+
+def shipped_for(modules: Iterable[str]) -> list[Path]:
+    """Return the shipped tables of the libraries that modules belong to.
+
+    Raises:
+        StoreError: The folder cannot be listed.
+    """
+    tops = tuple({f"{module.partition('.')[0]}." for module in modules})
+    return [path for path in listed_recorded([store.libraries_folder()]) if path.name.startswith(tops)]
 
 
 def read_recorded(path: Path) -> RecordedTable:

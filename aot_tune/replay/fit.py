@@ -14,7 +14,9 @@ from aot_tune.replay.table import Library, RecordedTable, name_of
 from aot_tune.values.arch import Arch
 
 
-def misfit(table: RecordedTable, kernel: Any, arch: Arch, now: str) -> str | None:
+def misfit(
+    table: RecordedTable, kernel: Any, arch: Arch, now: str, *, any_version: bool = False
+) -> str | None:
     """Return why a table is not for a kernel, in words; None where it is.
 
     Args:
@@ -22,13 +24,14 @@ def misfit(table: RecordedTable, kernel: Any, arch: Arch, now: str) -> str | Non
         kernel: The ``@ct.kernel``.
         arch: The GPU's arch.
         now: The kernel's source hash; empty where it cannot be hashed.
+        any_version: Whether any version of the library will do whose code is the same.
     """
     function = cutile.python_function(kernel)
     if (table.module, table.kernel) != (function.__module__, function.__qualname__):
         return f"it is of {name_of(table.module, table.kernel)}"
     if table.arch != arch:
         return f"it is for {table.arch}"
-    return other_library(table.library) or _other_code(table, now)
+    return (None if any_version else other_library(table.library)) or _other_code(table, now)
 
 
 def other_library(library: Library) -> str | None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sys
+from functools import cache
 from importlib.machinery import ModuleSpec
 from importlib.util import find_spec
 from itertools import accumulate
@@ -18,6 +19,9 @@ from aot_tune.values.arch import Arch
 
 FOLDER_NAME = "tuned_configs"
 """Name of the folder of tables, in a package or next to it in a checkout."""
+
+LIBRARIES = "libraries"
+"""Folder of the recorded tables of other libraries that aot_tune ships, within its own folder of tables."""
 
 
 # Where ------------------------------------------------------------------------------
@@ -49,6 +53,12 @@ def folder_of_package(package: str) -> Path:
         StoreError: The package has no folder, or several.
     """
     return tables_at(_home(package))
+
+
+@cache
+def libraries_folder() -> Path:
+    """Return the folder of the recorded tables of other libraries that aot_tune ships; it need not exist."""
+    return folder_of_package(__name__.partition(".")[0]) / LIBRARIES
 
 
 def former_folders(package: str) -> list[Path]:

@@ -13,6 +13,7 @@ from typer.testing import CliRunner
 from aot_tune.cli.app import app
 from aot_tune.cli.check import check
 from aot_tune.replay.table import Library
+from aot_tune.tables import store
 from aot_tune.values.arch import Arch
 from tests.support import recorded_launches
 from tests.support.recorded_launches import NAME, table
@@ -110,3 +111,28 @@ def test_a_package_that_only_records_is_checked_by_name(
     recorded_launches.write(package / "tuned_configs", dataclasses.replace(table()))
     assert CliRunner().invoke(app, ["check", "--module", "reclib"]).exit_code == 0
     assert CliRunner().invoke(app, ["check", "--archives", "--module", "reclib"]).exit_code == 0
+
+
+def test_a_shipped_table_is_checked_for_its_form_alone_where_its_library_is_not(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    libraries = folder / store.LIBRARIES
+    monkeypatch.setattr(store, "libraries_folder", lambda: libraries)
+    path = recorded_launches.write(libraries, table(library=Library(name="not-there", version="0.1")))
+    for checked in (None, libraries, path.parent, path):
+        (finding,) = check(scale_in(folder), checked)
+        assert finding.remark
+        assert (
+            finding.what == "it was recorded with not-there 0.1, which is not installed: its form is checked"
+        )
+    recorded_launches.write(libraries, table(library=Library(name="pytest", version="0.1")))
+    (finding,) = check(scale_in(folder))
+    assert finding.remark
+    assert "is installed: its form is checked" in finding.what
+    recorded_launches.write(libraries, table(source_hash="0" * 16))
+    (finding,) = check(scale_in(folder))
+    assert not finding.remark
+    assert finding.fix.endswith("python -m aot_tune.bench.libraries")
+    path.write_bytes(path.read_bytes()[:-3])
+    (finding,) = check(scale_in(folder))
+    assert not finding.remark

@@ -12,6 +12,8 @@ from aot_tune.cli.app import app
 from aot_tune.cubins.archive import FILE_NAME, Archive
 from aot_tune.errors import TableError
 from aot_tune.replay.archives import RecordedTables, tabled_kernel, tabled_kernels
+from aot_tune.replay.table import Library
+from aot_tune.tables import store
 from aot_tune.tuner.archives.build import build
 from aot_tune.tuner.archives.check import check
 from aot_tune.tuner.archives.report import ArchiveReport, CubinRequest
@@ -111,3 +113,18 @@ def test_a_package_that_only_records_is_compiled_by_its_module(
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.stderr
     assert Archive(package / "tuned_configs" / "sm90" / FILE_NAME).kernels == (NAME,)
+
+
+@pytest.mark.process
+def test_shipped_tables_are_compiled_by_the_library_s_module(
+    tmp_path: Path, cubins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "libraries_folder", lambda: tmp_path / "libraries")
+    monkeypatch.delenv(environment.TABLES, raising=False)
+    path = write(tmp_path / "libraries", table(library=Library(name="pytest", version="0.1")))
+    words = ["compile", "--arch", "sm90", "--cubins", str(cubins), "--module", MODULE]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.stderr
+    assert Archive(path.parent / FILE_NAME).kernels == (NAME,)
+    write(tmp_path / "libraries", table(source_hash="0" * 16))
+    assert "changed since it was recorded" in str(tabled_kernel(path))

@@ -21,7 +21,7 @@ from aot_tune.declare.discovery import (
     warn_of,
 )
 from aot_tune.errors import AotTuneError, ArchError, StoreError, TableError, UsageError
-from aot_tune.replay.files import has_recorded_name, is_recorded_file, listed_recorded
+from aot_tune.replay.files import has_recorded_name, is_recorded_file, listed_recorded, shipped_for
 from aot_tune.serve import loader
 from aot_tune.tables import store
 from aot_tune.values.arch import Arch
@@ -189,10 +189,12 @@ def declared(modules: Sequence[str] = ()) -> dict[str, FoundKernel]:
 
 
 def _is_recorded(module: str) -> bool:
-    """Return whether a package has recorded tables, its own or in AOT_TUNE_TABLES."""
+    """Return whether a package has recorded tables: its own, in AOT_TUNE_TABLES, or shipped."""
     top = module.partition(".")[0]
     named = listed_recorded(named_folders())
-    return _has_recorded(module) or any(path.name.startswith(f"{top}.") for path in named)
+    return _has_recorded(module) or any(
+        path.name.startswith(f"{top}.") for path in (*named, *shipped_for([module]))
+    )
 
 
 def _has_recorded(module: str) -> bool:

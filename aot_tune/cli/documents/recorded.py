@@ -14,7 +14,7 @@ from aot_tune.cubins.origin import difference
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import AotTuneError, StoreError, UsageError
 from aot_tune.replay.document import TABLE, dump, parse
-from aot_tune.replay.files import listed_recorded, right_place_of
+from aot_tune.replay.files import is_shipped, listed_recorded, right_place_of
 from aot_tune.replay.fit import hash_now, kernel_of, misfit, other_library, recorded_code, why_local
 from aot_tune.replay.nearest import NEAR
 from aot_tune.replay.table import Launched, Library, RecordedEntry, RecordedTable, name_of
@@ -108,6 +108,9 @@ class RecordedDocument(Document):
     def faults(self, kernel: FoundKernel | None, *, own: bool) -> Iterator[Finding]:
         """See the base class. Imports the kernel."""
         table, again = self.table, "record again (aot-tune record), or remove the table"
+        if is_shipped(self.path):
+            yield from self._shipped_remarks()
+            return
         if (reason := other_library(table.library)) is not None:
             yield self.finding("library", reason, f"install that version, {again}")
             return
@@ -123,6 +126,22 @@ class RecordedDocument(Document):
         if (reason := misfit(table, present, table.arch, hash_now(present))) is not None:
             yield self.finding("source_hash", reason, again)
 
+    def _shipped_remarks(self) -> Iterator[Finding]:
+        """Compare a shipped table with the library that is installed, if any; its form is checked anyway."""
+        table = self.table
+        if (reason := other_library(table.library)) is not None:
+            what, fix = f"{reason}: its form is checked", "install that version to compare the code"
+            yield self.finding("library", what, fix, remark=True)
+            return
+        try:
+            present = kernel_of(table.module, table.kernel)
+        except UsageError as error:
+            yield self.finding("kernel", f"{error}: its form is checked", "install the library", remark=True)
+            return
+        if (reason := misfit(table, present, table.arch, hash_now(present))) is not None:
+            again = "record the shipped tables again: python -m aot_tune.bench.libraries"
+            yield self.finding("source_hash", reason, again)
+
     # Replaying ----------------------------------------------------------------------------------------------
 
     def left_out(self, arch: Arch) -> str | None:
@@ -133,10 +152,12 @@ class RecordedDocument(Document):
         """
         if (right := right_place_of(self.path, self.table)) is not None:
             return f"it belongs in {right}"
-        if (reason := other_library(self.table.library)) is not None or why_local(self.table) is not None:
+        shipped = is_shipped(self.path)
+        reason = None if shipped else other_library(self.table.library)
+        if reason is not None or why_local(self.table) is not None:
             return reason
         kernel = kernel_of(self.table.module, self.table.kernel)
-        return misfit(self.table, kernel, arch, hash_now(kernel))
+        return misfit(self.table, kernel, arch, hash_now(kernel), any_version=shipped)
 
     def cubins(self) -> tuple[Section | None, str]:
         """Return the usable section of the archive in the same folder, and its state in words."""

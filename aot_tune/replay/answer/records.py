@@ -1,9 +1,10 @@
 """Recorded searches of one kernel on one arch: read, checked against the present kernel, looked up.
 
 Folders are read in this order, and the first that answers counts: the folders of AOT_TUNE_TABLES, the
-library's own package, and the folders that `aot_tune.install` was given, for libraries in read-only folders.
-A table that cannot be read, or is for other source or another version of the library, is left out with one
-warning.
+library's own package, the folders that `aot_tune.install` was given, for libraries in read-only folders, and
+the tables that aot_tune ships. A table that cannot be read, or is for other source or another version of the
+library, is left out with one warning. A shipped table is left out without a warning where the code is
+another, and another version of the library is a remark.
 """
 
 from __future__ import annotations
@@ -23,14 +24,14 @@ from aot_tune.cubins.origin import changed_since, next_step
 from aot_tune.errors import AotTuneError, TableWarning, UnspelledError
 from aot_tune.nvidia import cutile
 from aot_tune.replay.answer.places import further_folders
-from aot_tune.replay.files import read_recorded
-from aot_tune.replay.fit import hash_now, misfit
+from aot_tune.replay.files import is_shipped, read_recorded
+from aot_tune.replay.fit import hash_now, misfit, other_library
 from aot_tune.replay.nearest import apart, distance, larger
 from aot_tune.replay.problem import Problem, parameters_of, read_problem
 from aot_tune.replay.spelling import spelled, text_of
 from aot_tune.replay.table import RecordedEntry, RecordedTable, file_name, name_of
 from aot_tune.replay.words import difference_in_words, problem_in_words
-from aot_tune.tables.store import folder_of_package
+from aot_tune.tables import store
 from aot_tune.values.arch import Arch
 from aot_tune.values.text import error_in_words
 from aot_tune.warn import warn_once
@@ -177,8 +178,8 @@ def folders_of(module: str) -> tuple[Path, ...]:
     """Return the folders of recorded tables and cubins of a module's kernels, in reading order."""
     folders = list(environment.table_folders())
     with suppress(AotTuneError):  # a program's own module, or one without a folder
-        folders.append(folder_of_package(module))
-    return tuple(dict.fromkeys((*folders, *further_folders())))
+        folders.append(store.folder_of_package(module))
+    return tuple(dict.fromkeys((*folders, *further_folders(), store.libraries_folder())))
 
 
 def paths_of(kernel: Any, arch: Arch) -> Iterator[Path]:
@@ -198,7 +199,12 @@ def _tables(kernel: Any, arch: Arch) -> Iterator[RecordedTable]:
             table = read_recorded(path)
             if now is None:
                 now = hash_now(kernel)
-            reason = misfit(table, kernel, arch, now)
+            shipped = is_shipped(path)
+            reason = misfit(table, kernel, arch, now, any_version=shipped)
+            if shipped and reason is None and (version := other_library(table.library)):
+                warn_once(f"a shipped table answers where the code is the same: {version}", TableWarning)
+            elif shipped and reason is not None:
+                continue
             if reason is not None and table.source_hash != now:
                 reason += _changed(path, table)
         except Exception as error:  # whatever a file holds, serving goes on

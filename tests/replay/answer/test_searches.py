@@ -30,6 +30,7 @@ from aot_tune.replay.problem import read_problem
 from aot_tune.replay.spelling import space_hash, spelled, texts_of
 from aot_tune.replay.table import Library, RecordedEntry, RecordedTable, file_name
 from aot_tune.serve.rank import set_primed
+from aot_tune.tables import store
 from tests.support import recorded_tables, tuned_once
 from tests.support.driver import Driver, FakeTensor
 from tests.support.tuned_once import SPACE, hints_of, launch, scale_kernel, tuned
@@ -110,6 +111,40 @@ def test_the_same_problem_is_answered_with_what_was_recorded(
     (launched,) = driver.launches
     assert launched.grid == (16, 1, 1)
     assert "_I64" in launched.symbol
+
+
+@pytest.fixture
+def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Write a table where aot_tune ships those of other libraries."""
+    monkeypatch.setattr(store, "libraries_folder", lambda: tmp_path / "libraries")
+
+    def write(*entries: RecordedEntry, **changes: Any) -> None:
+        recorded_tables.write(tmp_path / "libraries", table(*entries, **changes))
+        searches.forget()
+
+    return write
+
+
+def test_a_shipped_table_is_read_after_the_user_s_own(
+    put: Callable[..., Path], shipped: Callable[..., None], asked: list[int]
+) -> None:
+    shipped(recorded(1024, SPACE[7]), recorded(8192, SPACE[2]))
+    assert tuned(*tensors(1024)).best.config is SPACE[7]
+    put(recorded(1024, SPACE[4]))
+    assert tuned(*tensors(1024)).best.config is SPACE[4]
+    assert tuned(*tensors(8192)).best.config is SPACE[2]
+    assert asked == []
+
+
+def test_a_shipped_table_of_another_version_answers_where_the_code_is_the_same(
+    shipped: Callable[..., None], asked: list[int]
+) -> None:
+    shipped(recorded(1024, SPACE[7]), library=Library(name="pytest", version="0.1"))
+    with pytest.warns(TableWarning, match="answers where the code is the same: .* with pytest 0.1, and"):
+        assert tuned(*tensors(1024)).best.config is SPACE[7]
+    shipped(recorded(1024, SPACE[7]), source_hash="0" * 16)
+    tuned(*tensors(1024))  # nobody is warned of tables that are not theirs
+    assert asked == [9]
 
 
 def test_other_tables_are_read_after_the_first_search(

@@ -1,1 +1,0 @@
-"""`aot-tune report`: tables as one page of pictures."""
