@@ -187,6 +187,11 @@ def test_a_prebuilt_cubin_is_launched_without_compiling(monkeypatch: pytest.Monk
         return cutile.Cubin(cubin, wanted)
 
     kernel = cutile.with_hints(_copy, {"occupancy": 2}, source)
+    usual = _copy.replace_hints(occupancy=2)
+    assert vars(kernel).keys() == {*vars(usual), "_cubins"}
+    assert kernel._compiler_options == usual._compiler_options
+    with pytest.raises(ValueError, match="occupancy"):
+        cutile.with_hints(_copy, {"occupancy": 99}, source)
     from cuda.tile import _compile
 
     monkeypatch.setattr(_compile, "compile_tile", lambda *a, **k: pytest.fail("it compiled"))
