@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NamedTuple
 
 from aot_tune import environment
 from aot_tune.declare.declaration import Declaration
@@ -52,8 +52,7 @@ class Choice:
         return self.source in MISSES
 
 
-@dataclass(frozen=True, kw_only=True)
-class Options:
+class Options(NamedTuple):
     """Options of a choice in addition to its problem."""
 
     given: Config | None = None

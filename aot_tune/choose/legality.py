@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from copy import copy
-from dataclasses import dataclass, field
 
 from aot_tune.declare.declaration import Declaration
 from aot_tune.errors import TableWarning
@@ -118,10 +117,9 @@ _MOST_SPACES = 64
 """Most sets of classes whose search space is kept: more than any kernel has dtypes."""
 
 
-@dataclass(kw_only=True)
 class _Space:
-    """Configs of the declared problems of some classes, as far as they were read."""
+    """Configs of the declared problems of some classes, of which the first `read` were read."""
 
-    configs: set[Config] = field(default_factory=set)
-    read: int = 0
-    """Number of declared problems that were read."""
+    def __init__(self) -> None:
+        self.configs: set[Config] = set()
+        self.read = 0

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable
-from dataclasses import dataclass
 from functools import partial
+from typing import TYPE_CHECKING, NamedTuple
 
 from aot_tune import environment
-from aot_tune.choose.batch import BatchInvariant
 from aot_tune.choose.choice import Choice, Options, Source, miss_error, named
 from aot_tune.choose.index import Index, Match
 from aot_tune.choose.legality import Legality
@@ -18,9 +17,11 @@ from aot_tune.errors import LaunchError, UsageError
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
+if TYPE_CHECKING:
+    from aot_tune.choose.batch import BatchInvariant
 
-@dataclass(frozen=True, kw_only=True)
-class Live:
+
+class Live(NamedTuple):
     """Live searches that the process may make, and their cached winners; a rank has neither."""
 
     remembered: Callable[[Problem], Config | None] | None = None

@@ -6,7 +6,6 @@ Reading is part of every import, so places such as ``entries[3].config`` are bui
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
 from typing import Any, Generic, NoReturn, TypeVar
 
 from aot_tune.errors import TableError
@@ -31,18 +30,24 @@ def _itself(value: Json, unknown: set[str]) -> Json:
     return value
 
 
-@dataclass(frozen=True)
 class Shape(Generic[T]):
-    """Form of a JSON value."""
+    """Form of a JSON value.
 
-    read: Callable[[Json], T]
-    """Value -> its meaning. Raises TableError, whose path begins at the value."""
+    Args:
+        read: Value -> its meaning. Raises TableError, whose path begins at the value.
+        schema: Returns the JSON Schema. It allows all that `read` does, and more where JSON Schema has no
+            such rule.
+        known: Returns the value without the keys that `read` refuses as unknown, and adds their names to the
+            set.
+    """
 
-    schema: Callable[[], Json]
-    """Return the JSON Schema. It allows all that `read` does, and more where JSON Schema has no such rule."""
-
-    known: Callable[[Json, set[str]], Json] = _itself
-    """Return the value without the keys that `read` refuses as unknown, and add their names to the set."""
+    def __init__(
+        self,
+        read: Callable[[Json], T],
+        schema: Callable[[], Json],
+        known: Callable[[Json, set[str]], Json] = _itself,
+    ) -> None:
+        self.read, self.schema, self.known = read, schema, known
 
 
 def within(error: TableError, step: str) -> NoReturn:

@@ -6,14 +6,13 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from itertools import islice
 from types import MethodType
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 from aot_tune import environment
-from aot_tune.choose.batch import BatchInvariant
 from aot_tune.choose.choice import Choice, Options, Source
 from aot_tune.choose.index import Index, Match
 from aot_tune.choose.legality import Legality
@@ -45,6 +44,7 @@ from aot_tune.values.parts import flat
 from aot_tune.values.problem import Problem
 
 if TYPE_CHECKING:
+    from aot_tune.choose.batch import BatchInvariant
     from aot_tune.serve.search.live import LiveSearch
 
 _FOUND_LIVE: frozenset[Source] = frozenset({"cached", "searched"})
@@ -54,8 +54,7 @@ _MOST_PLANS = 4096
 """Most plans that each memo keeps: a few MB per kernel, and more shapes than a server soon meets again."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class LaunchPlan:
+class LaunchPlan(NamedTuple):
     """Everything that a launch of a problem needs in addition to its arguments."""
 
     choice: Choice
@@ -68,14 +67,18 @@ class LaunchPlan:
     """Kernel with the config's hints."""
 
 
-@dataclass(frozen=True, kw_only=True)
 class Machine:
     """GPU of this process, with the tables and the legality of its arch."""
 
-    device: Device
-    index: Index
-    legality: Legality
-    invariant: BatchInvariant
+    def __init__(self, device: Device, index: Index, legality: Legality) -> None:
+        self.device, self.index, self.legality = device, index, legality
+
+    @lazy
+    def invariant(self) -> BatchInvariant:
+        """Choices that hold for every size of a batch."""
+        from aot_tune.choose.batch import BatchInvariant  # few processes ask for them
+
+        return BatchInvariant(self.index, self.legality)
 
 
 SLOW_PATH = ForkSafe()
@@ -176,11 +179,8 @@ class Dispatcher:
         if machine is None:
             environment.check()  # a wrong value is reported by the first launch, not by the first miss
             device = here.device(device_index)
-            index, legality = self.load(device.arch), Legality(self._tunable, device.arch)
-            invariant = BatchInvariant(index, legality)
-            machine = self._machines[device_index] = Machine(
-                device=device, index=index, legality=legality, invariant=invariant
-            )
+            legality = Legality(self._tunable, device.arch)
+            machine = self._machines[device_index] = Machine(device, self.load(device.arch), legality)
         self._messages.source(machine.device, machine.index, self.kernels.cubins)
         return machine
 
@@ -277,6 +277,8 @@ class Dispatcher:
 
     def every_batch(self, arch: Arch) -> BatchInvariant:
         """Return the choices that hold for every batch, on an arch that needs no GPU in this machine."""
+        from aot_tune.choose.batch import BatchInvariant
+
         return BatchInvariant(self.load(arch), Legality(self._tunable, arch))
 
     def _keeps_one(self) -> bool:
@@ -368,7 +370,7 @@ class Dispatcher:
             smaller = machine.legality.fitting(
                 lambda config: unfit(self._tunable, config, machine.device, problem)
             )
-            choice = choosing(smaller, live=replace(live, search=None))
+            choice = choosing(smaller, live=live._replace(search=None))
             grid = self.grid(machine.device, choice.config, problem)
         self._messages.choice(arch, problem, choice)
         return LaunchPlan(choice=choice, grid=grid, kernel=self.kernels.of(choice.config))
@@ -498,7 +500,7 @@ class Dispatcher:
         with SLOW_PATH.lock:
             pattern = self._grown(args, followed, passed, here)
             if config is not None and not pattern.given:
-                pattern = replace(pattern, given=True)
+                pattern = pattern._replace(given=True)
             if pattern != self._pattern:
                 self._memo = self._function.rewrite(pattern, self._names(here))
                 self._pattern = pattern

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
 from functools import cache
 from operator import attrgetter, methodcaller
 from types import CodeType, FunctionType
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from aot_tune.errors import CompilerMissingError, DeclarationError
 from aot_tune.nvidia.cutile import UNCHECKED
@@ -62,8 +61,7 @@ _READERS: dict[What, tuple[str, Callable[[Any], Any]]] = {
 """Readers of each part of a key from an argument: source text and function."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class CallPattern:
+class CallPattern(NamedTuple):
     """Pattern of a declaration's calls; its launch function is written from it."""
 
     kinds: tuple[Kind, ...]

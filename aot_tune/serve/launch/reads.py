@@ -9,8 +9,7 @@ launches takes the slow path.
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from dataclasses import dataclass
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 from aot_tune.declare.probe import OPERATORS, VALUE_METHODS
 from aot_tune.values.problem import Problem
@@ -44,8 +43,7 @@ class _UnfollowedError(Exception):
     """A probe cannot answer a read."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProblemReads:
+class ProblemReads(NamedTuple):
     """Problem, and the parts of the arguments that `problem` read to state it."""
 
     problem: Problem
@@ -55,8 +53,7 @@ class ProblemReads:
     """Parts that were read; None where the function could not be followed."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ArgumentReads:
+class ArgumentReads(NamedTuple):
     """Origin of kernel arguments in launch arguments and constants, and the parts that `args_fn` read."""
 
     layout: tuple[int | None, ...]

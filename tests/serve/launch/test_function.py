@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from types import MethodType
 from typing import Any
 
@@ -118,7 +117,7 @@ def given(tile: int) -> Config:
 @pytest.mark.parametrize("several", [False, True])
 def test_a_plan_filed_with_a_config_is_of_calls_that_give_an_equal_one(several: bool) -> None:
     known = pattern("tensor", "tensor", "plain", reads={(0, "shape")}, several=several)
-    called = Called(replace(known, given=True), X, B, 1, config=given(1))
+    called = Called(known._replace(given=True), X, B, 1, config=given(1))
     called.launch(X, B, 1, config=given(1))
     assert called.fired == [(100, "grid", "kernel", (X, B, 1, 7))]
     called.launch(X, B, 1)
@@ -131,7 +130,7 @@ def test_a_plan_filed_with_a_config_is_of_calls_that_give_an_equal_one(several: 
 
 @pytest.mark.parametrize("config", [None, given(1)], ids=["chosen", "given"])
 def test_a_tensor_that_autograd_would_record_is_not_looked_up(config: Config | None) -> None:
-    known = replace(pattern("tensor", "tensor", "plain", reads=set()), given=config is not None)
+    known = pattern("tensor", "tensor", "plain", reads=set())._replace(given=config is not None)
     called = Called(known, X, B, 1, config=config)
     recorded = FakeTensor((4, 8))
     recorded.requires_grad = True
