@@ -7,10 +7,11 @@ from pickle import PicklingError
 from typing import Any
 
 from aot_tune.declare.blanks import blank_mistakes, refuse_blanks
-from aot_tune.declare.checks import check_declaration
+from aot_tune.declare.checks import check_calls, check_fields
 from aot_tune.declare.declaration import Declaration
 from aot_tune.nvidia import nvml
 from aot_tune.serve.launch.dispatch import attach
+from aot_tune.serve.loader import has_table
 from aot_tune.values.config import Config
 
 
@@ -29,9 +30,12 @@ class Tunable(Declaration):
 
     def __post_init__(self) -> None:
         nvml.ask_for_gpus()  # NVML answers while the declaration is checked
-        check_declaration(self)
-        if not blank_mistakes(self):
-            attach(self)
+        check_fields(self)
+        if blank_mistakes(self):
+            return
+        if not has_table(self):
+            check_calls(self)
+        attach(self)
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the place, a module and the name: other processes import the declaration."""

@@ -1,13 +1,15 @@
 """Refuse a declaration that contradicts itself, with the text to write. Touches no GPU, reads no table.
 
-`check_declaration` runs at every construction, and so in every serving process: it checks one problem on one
-arch. `declaration_problems` checks all problems on one arch, for the tuner and the command line.
+`check_fields` runs at every construction, and so in every serving process. `check_calls` calls the functions
+for one problem on one arch; a process that has a table for its GPUs leaves it out, since the sweep that made
+the table checked more. `declaration_problems` checks all problems on one arch, for the tuner and the command
+line.
 """
 
 from __future__ import annotations
 
 import inspect
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
@@ -71,8 +73,8 @@ _FIRST_ARCHS = (Arch(9, 0), Arch(10, 0), Arch(12, 0))
 # At construction ----------------------------------------------------------------------------------
 
 
-def check_declaration(tunable: Declaration) -> None:
-    """Refuse the mistakes that are visible on the first typical problem without torch.
+def check_fields(tunable: Declaration) -> None:
+    """Refuse the mistakes that are visible without calling the declaration's functions.
 
     Raises:
         DeclarationError: There is a mistake; names the kernel, the field, the value and what to write.
@@ -83,9 +85,18 @@ def check_declaration(tunable: Declaration) -> None:
     _check_axes(tunable)
     _check_functions(tunable)
     _check_arguments(tunable)
+    _first_problem(tunable)
+
+
+def check_calls(tunable: Declaration) -> None:
+    """Refuse the mistakes that show on the first typical problem without torch; no blank may be left.
+
+    Raises:
+        DeclarationError: There is a mistake; names the kernel, the field, the value and what to write.
+    """
     problem = _first_problem(tunable)
-    if blank_mistakes(tunable):
-        return
+    for field in _CALLED_WITH:
+        _check_called(tunable, field)
     for mistake in problem_mistakes(tunable, problem):
         _refuse(tunable, mistake.text)
     _check_returned(tunable)
@@ -191,8 +202,6 @@ def _check_functions(tunable: Declaration) -> None:
         listed = field == "search_space" and isinstance(value, list | tuple)
         if not (callable(value) or absent or listed):
             _refuse(tunable, f"{field} is {value!r:.80}; write a function")
-        if callable(value) and field in _CALLED_WITH:
-            _check_called(tunable, field, value)
     kinds = (inspect.Parameter.POSITIONAL_ONLY, inspect.Parameter.POSITIONAL_OR_KEYWORD)
     for parameter in inspect.signature(tunable.problem).parameters.values():
         if parameter.kind not in kinds:
@@ -202,12 +211,12 @@ def _check_functions(tunable: Declaration) -> None:
             )
 
 
-def _check_called(tunable: Declaration, field: str, function: Callable[..., object]) -> None:
+def _check_called(tunable: Declaration, field: str) -> None:
     """Refuse a function that cannot take its arguments, where its signature can be read."""
     called_with = _CALLED_WITH[field]
     try:
-        signature = inspect.signature(function)
-    except (TypeError, ValueError):
+        signature = inspect.signature(getattr(tunable, field))
+    except (TypeError, ValueError):  # None, or a list in place of a function, too
         return
     try:
         signature.bind(*called_with)
@@ -314,6 +323,10 @@ def declaration_problems(tunable: Declaration, arch: Arch) -> list[str]:
     """
     if blank := blank_mistakes(tunable):
         return [f"{tunable.name}: {mistake.text}" for mistake in blank]
+    try:
+        check_calls(tunable)
+    except DeclarationError as error:
+        return [str(error)]
     from aot_tune.declare.argument_mistakes import argument_mistakes
     from aot_tune.declare.misnamed import misnamed_mistakes
 

@@ -36,6 +36,15 @@ def archs_to_load(tunable: Declaration) -> tuple[Arch, ...]:
     return tuple(dict.fromkeys(gpu.arch for gpu in gpus() or () if gpu.arch is not None))
 
 
+def has_table(tunable: Declaration) -> bool:
+    """Whether a file is where a table for a GPU of this machine belongs."""
+    return any(
+        os.path.lexists(table_path(folder, arch, tunable.name))
+        for arch in archs_to_load(tunable)
+        for folder, _ in folders(tunable)
+    )
+
+
 def folders(tunable: Declaration) -> list[tuple[Path, bool]]:
     """List the folders of tables in reading order; True where the user named it: predictions are read."""
     named = [(folder, True) for folder in environment.table_folders()]

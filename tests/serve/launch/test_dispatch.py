@@ -6,6 +6,7 @@ import dataclasses
 import gc
 import json
 import os
+import re
 import sqlite3
 import sys
 import threading
@@ -22,8 +23,10 @@ import torch
 from torch.autograd import forward_ad
 
 from aot_tune import environment
+from aot_tune.declare.checks import declaration_problems
 from aot_tune.errors import (
     CompilerMissingError,
+    DeclarationError,
     LaunchError,
     MissError,
     MissWarning,
@@ -1090,6 +1093,20 @@ def test_the_kernels_of_a_table_are_made_at_construction_and_no_other_ever(
     monkeypatch.setattr("aot_tune.nvidia.cutile.with_hints", refuse)
     for rows in (1, 64, 256, 100, 200):
         tuned.launch(*tensors(rows))
+
+
+def test_what_the_sweep_of_a_table_has_checked_is_not_checked_where_it_is_served(tuned: Tunable) -> None:
+    """A process without a table for its GPUs checks it, and so do the commands."""
+    wrong: dict[str, Any] = {"default": lambda arch, problem: AT_64, "search_space": [DEFAULT, AT_256]}
+    message = "which search_space lacks"
+    with pytest.raises(DeclarationError, match=message):
+        dataclasses.replace(scale, **wrong)
+    with pytest.warns(TableWarning, match="in no search space"):
+        served = dataclasses.replace(tuned, **wrong)
+    (mistake,) = declaration_problems(served, SM90)
+    assert re.search(message, mistake)
+    with pytest.raises(DeclarationError, match="axes is empty"):
+        dataclasses.replace(tuned, axes={})
 
 
 def test_every_table_s_hint_is_one_kernel(tuned: Tunable) -> None:
