@@ -90,9 +90,9 @@ def _modelled(tunable: Declaration, arch: Arch) -> Step:
         return Step(done=False, what=what)
     if tunable.work is None:
         what = (
-            "work is absent: without a GPU of the arch, tune ranks configs that differ in constants as if "
-            "each block moved its share of the arguments once, and those of a product by following the code "
-            "of a few blocks; add work=lambda config, problem: Work(...), or tune on such a GPU"
+            "work is absent: without a GPU of the arch, tune ranks configs that differ in constants by what "
+            "a few blocks of the kernel's code multiply, load and store; add "
+            "work=lambda config, problem: Work(...), or tune on such a GPU"
         )
         return Step(done=False, what=what)
     if tunable.tiles is None:

@@ -269,7 +269,7 @@ def test_without_a_gpu_and_a_choice_tune_takes_a_first_look_and_says_what_is_lef
     lines = _run("tune", "--arch", "sm100").stderr.splitlines()
     assert requests[0].first_look
     assert lines[3:7] == [
-        "This is a first look at 1 kernel: it predicts 3 of 3 buckets with at most 5 candidates each, "
+        "This is a first look at 1 kernel: it predicts 3 of 3 buckets with at most 4 candidates each, "
         "evenly spread,",
         "and leaves out 0 buckets and all further candidates.",
         "To predict everything: aot-tune tune --arch sm100 --full",

@@ -85,7 +85,7 @@ def test_a_table_that_lacks_a_bucket_or_is_stale_is_not_done(tunable: Tunable, t
 def test_work_is_missed_where_configs_differ_in_constants(tunable: Tunable) -> None:
     [step] = [step for step in _steps(dataclasses.replace(tunable, work=None)) if "work" in step.what]
     assert not step.done
-    assert "tune ranks configs that differ in constants as if each block moved its share" in step.what
+    assert "tune ranks configs that differ in constants by what a few blocks" in step.what
     one_tile = [
         config for config in scale.search_space(SM90, {}) if (config["tile_m"], config["tile_n"]) == (16, 64)
     ]

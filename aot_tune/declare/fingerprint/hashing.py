@@ -111,6 +111,18 @@ def check_hash(tunable: Declaration) -> str:
     return hasher.digest()
 
 
+def facts_hash(tunable: Declaration) -> str:
+    """Hash what a prediction reads of a declaration besides its kernels: ``work`` and ``tiles``.
+
+    Returns:
+        16 hexadecimal digits.
+    """
+    hasher = _Hasher()
+    hasher.add("work", tunable.work)
+    hasher.add("tiles", tunable.tiles)
+    return hasher.digest()
+
+
 def unhashable(tunable: Declaration) -> tuple[str, ...]:
     """Return the parts of a kernel's code that cannot be hashed, with reasons; empty where it is stable."""
     return _fingerprint(tunable)[1]

@@ -1,10 +1,12 @@
 """Predict tables without a GPU of the arch: compile, rank by the model, mark entries `predicted`.
 
 Touches no GPU and no measured table. A predicted entry keeps the default unless the model promises a gain of
-10 % or more (`aot_tune.choose.points.PREDICTED_GAIN`). Where `work` is absent it is derived from the sizes of
-the arguments; for a kernel that multiplies matrices it is counted by following its code. Where neither is
-possible, all candidates are compiled and none is ranked, as the report states. Where the configs differ only
-in hints, the defaults are compiled to prove that they compile.
+10 % or more (`aot_tune.choose.points.PREDICTED_GAIN`). Where the model's choices lose to the defaults on the
+kernel's measured table (`aot_tune.tuner.plan.judged`), every entry keeps it, and only the defaults are
+compiled. Where `work` is absent it is counted by following the kernel's code. Where that is impossible it is
+derived from the sizes of the arguments, but for a kernel that multiplies matrices: then all candidates are
+compiled and none is ranked, as the report states. Where the configs differ only in hints, the defaults are
+compiled to prove that they compile.
 
 A first look predicts a fixed part: a few buckets of each kernel with a few candidates each, evenly spread.
 """
@@ -32,6 +34,7 @@ from aot_tune.tuner.compile.feed import CompileFeed
 from aot_tune.tuner.compile.job import Compiled, CompileResult, compiles_nowhere
 from aot_tune.tuner.outcome import Failure, Measurement
 from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan, SweepPlan, plan
+from aot_tune.tuner.plan.judged import NOT_JUDGED, Judgement, judgement
 from aot_tune.tuner.plan.model import Launched, predict_us
 from aot_tune.tuner.plan.shortlist import Shortlist, is_ranked, lacks_work, multiplies, shortlist
 from aot_tune.tuner.plan.sizes import sizes_inside, spread
@@ -73,13 +76,14 @@ def predict_kernel(
     _check_folder(request, kernel)
     old = earlier(path)
     device = Device.reference(request.arch)
+    judged = judgement(kernel.tunable)
     planned = plan(kernel, request.arch, request.buckets(kernel), device=device)
-    planned = first_look_plan(planned) if request.first_look else _without_unranked(planned)
+    planned = predicted_part(planned, judged, first_look=request.first_look)
     if request.first_look and old is not None and _predicts_more(old, planned):
         progress.note(
             f"{path} already predicts {len(old.entries)} buckets, more than a first look would: it stays"
         )
-        return _left_alone(planned, path, old)
+        return _left_alone(planned, path, old, judged)
     progress.show(
         Started(
             kernel=kernel.tunable.name,
@@ -94,7 +98,6 @@ def predict_kernel(
     if broken := compiles_nowhere(compiled.values()):
         return _unpublished(planned, len(compiled), compile_s, broken)
     predicted = predict(planned, compiled, progress)
-    ranks = _ranks(planned, compiled)
     if note := _note_of_work(planned, compiled):
         progress.note(note)
     for line in unserved(predicted.sweep):
@@ -124,17 +127,26 @@ def predict_kernel(
         changed=publish.changed_entries(published.old, table),
         device_name=device.name,
         refusals=published.refusals,
-        ranked=ranks,
+        leaves=_leaves(table),
+        worth=_worth(planned, judged, compiled),
     )
 
 
-def _ranks(planned: SweepPlan, compiled: Mapping[str, CompileResult]) -> bool:
-    """Return whether the candidates of any problem were ranked."""
+def _leaves(table: Table) -> int:
+    """Return the number of entries that leave the default."""
+    return sum(entry.gain > 1.0 for entry in table.entries)
+
+
+def _worth(planned: SweepPlan, judged: Judgement | None, compiled: Mapping[str, CompileResult]) -> str:
+    """Return what the predictions are worth, in words."""
     kernel = planned.kernel
-    return any(
+    ranked = any(
         is_ranked(kernel, problem_plan) or _derivation(kernel, problem_plan, compiled)
         for problem_plan in planned.problems
     )
+    if not ranked and (judged is None or judged.gate is not None):
+        return "not ranked: the default stays"
+    return NOT_JUDGED if judged is None else str(judged)
 
 
 def _derivation(
@@ -146,9 +158,9 @@ def _derivation(
     """
     if not lacks_work(kernel, problem_plan):
         return None
-    if not multiplies(problem_plan, compiled):
-        return kernel.derived
-    return None if _uncounted(kernel, problem_plan) else kernel.counted
+    if not _uncounted(kernel, problem_plan):
+        return kernel.counted
+    return None if multiplies(problem_plan, compiled) else kernel.derived
 
 
 def _uncounted(kernel: DeviceKernel, problem_plan: ProblemPlan) -> str:
@@ -166,58 +178,43 @@ def _note_of_work(planned: SweepPlan, compiled: Mapping[str, CompileResult]) -> 
     lacking = [problem_plan for problem_plan in planned.problems if lacks_work(kernel, problem_plan)]
     if not lacking:
         return None
-    products = [problem_plan for problem_plan in lacking if multiplies(problem_plan, compiled)]
-    if not products:
-        return (
-            f"{name}: work is not declared; candidates are ranked as if each block loaded and stored its "
-            "share of the arguments once"
-        )
-    reason = next(filter(None, (_uncounted(kernel, problem_plan) for problem_plan in products)), None)
+    reasons = {_uncounted(kernel, plan): multiplies(plan, compiled) for plan in lacking}
+    reason = next(filter(None, reasons), None)
     if reason is None:
         return (
             f"{name}: work is not declared; candidates are ranked by the multiplications, loads and stores "
             "of a few blocks of each, counted by following their code"
         )
+    uncounted = f"{name}: work is not declared, and it could not be counted by following the kernel's code"
+    if not reasons[reason]:
+        return (
+            f"{uncounted}: {reason}; such problems are ranked as if each block loaded and stored its share "
+            "of the arguments once"
+        )
     return (
-        f"{name}: work is not declared, and it could not be counted by following the kernel's code: "
-        f"{reason}; such problems keep their defaults, without a ranking; add "
+        f"{uncounted}: {reason}; such problems keep their defaults, without a ranking; add "
         "work=lambda config, problem: Work(...)"
     )
 
 
-def _without_unranked(planned: SweepPlan, *, first_look: bool = False) -> SweepPlan:
-    """Keep only the default of each problem whose candidates the model cannot rank.
+def predicted_part(planned: SweepPlan, judged: Judgement | None, *, first_look: bool) -> SweepPlan:
+    """Keep the candidates that a prediction compares: in each problem the default, and others.
 
-    The candidates of a kernel without `work` are compiled to see whether it can be derived, but not in a
-    first look.
+    No others where the model cannot rank them or loses to the defaults, few and evenly spread ones in a first
+    look.
     """
-
-    def kept(problem_plan: ProblemPlan) -> ProblemPlan:
-        whole = is_ranked(planned.kernel, problem_plan) or (
-            not first_look and lacks_work(planned.kernel, problem_plan)
-        )
-        return problem_plan if whole else _with_candidates(problem_plan, (problem_plan.default,))
-
-    return replace(planned, problems=tuple(map(kept, planned.problems)))
-
-
-def first_look_plan(planned: SweepPlan) -> SweepPlan:
-    """Keep a first look's candidates: each bucket's default, and others evenly spread."""
+    most = FIRST_LOOK_CANDIDATES - 1 if first_look else None
 
     def kept(problem_plan: ProblemPlan) -> ProblemPlan:
         others = [config for config in problem_plan.candidates if config != problem_plan.default]
-        return _with_candidates(
-            problem_plan, (problem_plan.default, *spread(others, FIRST_LOOK_CANDIDATES - 1))
-        )
+        kernel, loses = planned.kernel, judged is not None and judged.gate is None
+        if loses or not (is_ranked(kernel, problem_plan) or lacks_work(kernel, problem_plan)):
+            others = []
+        candidates = (problem_plan.default, *spread(others, most))
+        jobs = {config: problem_plan.jobs[config] for config in candidates}
+        return replace(problem_plan, candidates=candidates, jobs=jobs)
 
-    ranked = _without_unranked(planned, first_look=True)
-    return replace(planned, problems=tuple(map(kept, ranked.problems)))
-
-
-def _with_candidates(problem_plan: ProblemPlan, candidates: tuple[Config, ...]) -> ProblemPlan:
-    return replace(
-        problem_plan, candidates=candidates, jobs={config: problem_plan.jobs[config] for config in candidates}
-    )
+    return replace(planned, problems=tuple(map(kept, planned.problems)))
 
 
 def _predicts_more(table: Table, planned: SweepPlan) -> bool:
@@ -296,7 +293,7 @@ def predicted_table(
         configs = tuple(dict.fromkeys([*portfolio, problem_plan.default]))
         timed = sweep.problems[problem_plan.problem].candidates
         for problem in sizes_inside(planned.kernel.tunable.axes, problem_plan.problem):
-            known = _times(planned, problem_plan, problem, [c for c in configs if c in timed], compiled)
+            known = times_at(planned, problem_plan, problem, [c for c in configs if c in timed], compiled)
             inside[problem] = ProblemTimes(portfolio=known)
     defaults = {problem: planned.kernel.tunable.default_config(sweep.arch, problem) for problem in inside}
     complete = replace(sweep, problems={**sweep.problems, **inside}, defaults={**defaults, **sweep.defaults})
@@ -313,11 +310,10 @@ def _unpublished(planned: SweepPlan, failures: int, compile_s: float, refusal: s
         compile_s=compile_s,
         device_name=planned.kernel.device.name,
         refusals=(refusal,),
-        ranked=False,
     )
 
 
-def _left_alone(planned: SweepPlan, path: Path, table: Table) -> SweptKernel:
+def _left_alone(planned: SweepPlan, path: Path, table: Table, judged: Judgement | None) -> SweptKernel:
     """Return the report of a kernel whose table is larger than a first look's."""
     return SweptKernel(
         kernel=planned.kernel.tunable.name,
@@ -326,6 +322,8 @@ def _left_alone(planned: SweepPlan, path: Path, table: Table) -> SweptKernel:
         speedup=geometric_mean(entry.gain for entry in table.entries),
         path=path,
         device_name=planned.kernel.device.name,
+        leaves=_leaves(table),
+        worth=NOT_JUDGED if judged is None else str(judged),
     )
 
 
@@ -347,19 +345,19 @@ def _edge_times(
     if problem_plan.default not in listed.configs:
         return {}
     if _derivation(planned.kernel, problem_plan, compiled) is not None:
-        times = _times(planned, problem_plan, problem_plan.problem, list(listed.configs), compiled)
+        times = times_at(planned, problem_plan, problem_plan.problem, list(listed.configs), compiled)
         return dict(sorted(times.items(), key=lambda item: item[1].mean_us))
-    return _times(planned, problem_plan, problem_plan.problem, [problem_plan.default], compiled)
+    return times_at(planned, problem_plan, problem_plan.problem, [problem_plan.default], compiled)
 
 
-def _times(
+def times_at(
     planned: SweepPlan,
     problem_plan: ProblemPlan,
     problem: Problem,
     configs: list[Config],
     compiled: Mapping[str, CompileResult],
 ) -> dict[Config, Measurement]:
-    """Return the model's times at a size of a bucket, from the cubins compiled for its edge.
+    """Return the model's times of some configs at a size of a bucket, from its edge's cubins.
 
     A launch at a size that 16 does not divide has a cubin of its own. Its machine code was the same as the
     edge's for all 96 configs of a matmul on sm_90.

@@ -458,39 +458,65 @@ def left_out_line(kernel: str, configs: int) -> str:
     )
 
 
-def _speedup(row: SweptKernel) -> str:
-    """Format a row's speed-up; a prediction without a ranking has none."""
-    if row.failed:
-        return "-"
-    if row.evidence != "predicted":
-        return f"{row.speedup:.2f}x"
-    return f"{row.speedup:.2f}x predicted" if row.ranked else "not ranked"
-
-
 def closing_table(rows: Sequence[SweptKernel]) -> list[str]:
     """Format the closing table, and below it remarks on each kernel.
 
-    The remarks are the reasons why tables were not published, problems without times and disturbed samples.
+    Predicted gains are shown with what they are worth. The remarks are the reasons why tables were not
+    published, problems without times and disturbed samples.
     """
+    predicts = any(row.evidence == "predicted" for row in rows)
+    table = _predicted_rows(rows) if predicts else _measured_rows(rows)
+    reasons = [f"{row.kernel}: not published: {reason}" for row in rows for reason in row.refusals]
+    left_out = [f"{row.kernel}: left out: {problem}" for row in rows for problem in row.left_out]
+    left_out += [f"{row.kernel}: no time was left: {bucket}" for row in rows for bucket in row.unreached]
+    disturbed = [f"{row.kernel}: disturbed samples: {bucket}" for row in rows for bucket in row.disturbed]
+    return [*aligned(table), *([_WORTH] if predicts else []), *reasons, *left_out, *disturbed]
+
+
+_WORTH = (
+    "Nothing was measured. Worth: how the model's choices did at the sizes of a measured table. Where they "
+    "lose, the default stays."
+)
+
+
+def _measured_rows(rows: Sequence[SweptKernel]) -> list[tuple[str, ...]]:
     heads = ("kernel", "problems", "speed-up", "failures", "compile s", "measure s", "verify s", "table")
     cells = [
         (
             row.kernel,
             str(row.problems),
-            _speedup(row),
+            "-" if row.failed else f"{row.speedup:.2f}x",
             str(row.failures),
             f"{row.compile_s:.1f}",
             f"{row.measure_s:.1f}",
             f"{row.verify_s:.1f}",
-            "not published" if row.path is None else f"{row.path} ({counted(row.changed, 'change')})",
+            _file(row),
         )
         for row in rows
     ]
-    reasons = [f"{row.kernel}: not published: {reason}" for row in rows for reason in row.refusals]
-    left_out = [f"{row.kernel}: left out: {problem}" for row in rows for problem in row.left_out]
-    left_out += [f"{row.kernel}: no time was left: {bucket}" for row in rows for bucket in row.unreached]
-    disturbed = [f"{row.kernel}: disturbed samples: {bucket}" for row in rows for bucket in row.disturbed]
-    return [*aligned([heads, *cells]), *reasons, *left_out, *disturbed]
+    return [heads, *cells]
+
+
+def _predicted_rows(rows: Sequence[SweptKernel]) -> list[tuple[str, ...]]:
+    heads = ("kernel", "problems", "not default", "by the model", "failures", "compile s", "table", "worth")
+    cells = [
+        (
+            row.kernel,
+            str(row.problems),
+            str(row.leaves),
+            f"{row.speedup:.2f}x" if row.leaves else "-",
+            str(row.failures),
+            f"{row.compile_s:.1f}",
+            _file(row),
+            row.worth,
+        )
+        for row in rows
+    ]
+    return [heads, *cells]
+
+
+def _file(row: SweptKernel) -> str:
+    return "not published" if row.path is None else f"{row.path} ({counted(row.changed, 'change')})"
 
 
 def use_lines(gpus: Sequence[GpuUse]) -> list[str]:

@@ -25,10 +25,10 @@ JOURNALS = Path("build") / "journal"
 """The folder of journals unless --journal names another. The journal of a whole sweep is
 ``<arch>/<kernel>.jsonl`` below it."""
 
-FIRST_LOOK_BUCKETS = 12
+FIRST_LOOK_BUCKETS = 10
 """Most buckets of each kernel in a first look; a number, so that every machine writes the same tables."""
 
-FIRST_LOOK_CANDIDATES = 5
+FIRST_LOOK_CANDIDATES = 4
 """Most candidates of each bucket in a first look: the default, and others evenly spread."""
 
 
@@ -213,8 +213,11 @@ class SweptKernel:
     failed: bool = False
     """Whether an error ended the kernel's sweep; `refusals` has its message."""
 
-    ranked: bool = True
-    """Whether candidates were compared; a prediction without a ranking keeps the defaults."""
+    leaves: int = 0
+    """Number of predicted entries that leave the default."""
+
+    worth: str = ""
+    """What the predictions are worth, in words; empty for measured times."""
 
     left_out: tuple[str, ...] = ()
     """Problems that could not be opened, or whose default failed, each with the reason."""

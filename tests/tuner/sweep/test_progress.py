@@ -4,9 +4,11 @@ from __future__ import annotations
 
 import dataclasses
 import io
+import re
 from pathlib import Path
 
 from aot_tune.tuner.outcome import Failure, Stage
+from aot_tune.tuner.plan.judged import NOT_JUDGED
 from aot_tune.tuner.sweep.progress import (
     Brief,
     CandidateFailed,
@@ -168,19 +170,33 @@ def test_a_failure_is_one_line_however_long_its_message() -> None:
 
 
 def test_the_closing_table_lines_up_and_gives_the_reasons_of_what_was_not_published() -> None:
-    refused = _row(
-        kernel="rope", path=None, refusals=("fewer entries than before: 3, it had 9",), evidence="predicted"
-    )
+    refused = _row(kernel="rope", path=None, refusals=("fewer entries than before: 3, it had 9",))
     heads, matmul, rope, reason = closing_table([_row(), refused])
     assert " ".join(heads.split()) == "kernel problems speed-up failures compile s measure s verify s table"
     assert (
         " ".join(matmul.split())
         == "matmul 26 1.23x 3 14.0 61.2 9.0 tuned_configs/sm90/matmul.json (2 changes)"
     )
-    assert "1.23x predicted" in rope
     assert rope.endswith("not published")
     assert matmul.index("14.0") == rope.index("14.0") == heads.index("compile s")
     assert reason == "rope: not published: fewer entries than before: 3, it had 9"
+
+
+def test_a_predicted_gain_is_never_shown_without_its_worth() -> None:
+    rows = [
+        _row(evidence="predicted", leaves=20, worth="0.970 of the default's time, slower at 4% of 491 sizes"),
+        _row(evidence="predicted", kernel="mine", leaves=3, worth=NOT_JUDGED),
+        _row(
+            evidence="predicted", kernel="rope", leaves=0, speedup=1.0, worth="not ranked: the default stays"
+        ),
+    ]
+    heads, *lines, worth = closing_table(rows)
+    columns = ["kernel", "problems", "not default", "by the model", "failures", "compile s", "table", "worth"]
+    assert re.split("   *", heads) == columns
+    for row, line in zip(rows, lines, strict=True):
+        assert line.endswith(row.worth)
+    assert [re.split("   *", line)[2:4] for line in lines] == [["20", "1.23x"], ["3", "1.23x"], ["0", "-"]]
+    assert worth.startswith("Nothing was measured.")
 
 
 def test_a_terminal_gets_bars_and_a_pipe_gets_lines() -> None:
