@@ -571,6 +571,47 @@ def diff(
     command.leave(failed=exit_code and not all(difference.empty for difference in diffs))
 
 
+@app.command()
+@guarded
+def report(
+    folders: Annotated[
+        list[Path] | None,
+        typer.Argument(metavar="[[OLD] NEW]", help="Folders of tables; by default those that are installed."),
+    ] = None,
+    arch: Annotated[
+        str | None, typer.Option("--arch", metavar="sm90", help="One arch; all archs by default.")
+    ] = None,
+    module: Modules = None,
+    out: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="The page; build/report.html by default.")
+    ] = None,
+    verbose: Verbose = False,
+) -> None:
+    """Draw tables as one page, which opens without a network.
+
+    Each table's gains, winners, regrets and the worth of its configs, as SVG. Of two folders it also draws
+    what changed.
+    """
+    from aot_tune.cli.report.page import page
+    from aot_tune.cli.report.sources import shown_tables
+    from aot_tune.tables.files import write_atomic
+    from aot_tune.values.arch import Arch
+    from aot_tune.values.text import counted
+
+    if len(folders or ()) > 2:
+        raise UsageError("give at most two folders of tables: the former one and the present one")
+    target = Arch.parse(arch) if arch is not None else None
+    shown, remarks, unreadable = shown_tables(folders or (), target, module or ())
+    text, path = page(shown, remarks).encode(), out or Path("build/report.html")
+    path.parent.mkdir(parents=True, exist_ok=True)
+    write_atomic(path, text)
+    command.put(f"{path}: {counted(len(shown), 'table')}, {len(text) / 1e6:.1f} MB")
+    command.remark(remarks)
+    for error in unreadable:
+        command.say(f"aot-tune: {error}")
+    command.leave(failed=bool(unreadable))
+
+
 @app.command(context_settings=command.BEFORE_PROGRAM)
 @guarded
 def record(

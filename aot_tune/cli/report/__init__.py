@@ -1,0 +1,1 @@
+"""`aot-tune report`: tables as one page of pictures."""

@@ -1,0 +1,62 @@
+"""Which tables a report shows, and what it says of those that lack something."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from aot_tune.cli.report.sources import shown_tables
+from aot_tune.errors import UsageError
+from aot_tune.values.arch import Arch
+from tests.support.samples import MODULE, scale_table, with_entry, write
+
+SM90 = Arch.parse("sm90")
+
+
+def test_a_folder_is_shown_with_the_memorys_share_of_declared_kernels(tmp_path: Path) -> None:
+    write(tmp_path, scale_table())
+    [shown], remarks, unreadable = shown_tables([tmp_path], SM90, [MODULE])
+    assert (shown.name, shown.old, remarks, unreadable) == ("sm90/scale", None, [], [])
+    assert shown.least_us is not None
+    assert set(shown.least_us) == {entry.bucket for entry in scale_table().entries}
+
+
+def test_why_the_memorys_share_is_lacking_is_said_once(tmp_path: Path) -> None:
+    for name in ("mine", "yours"):
+        write(tmp_path, dataclasses.replace(scale_table(), kernel=name))
+    other = dataclasses.replace(scale_table().built_with, device_name="NVIDIA H100 PCIe")
+    write(tmp_path, dataclasses.replace(scale_table(), built_with=other))
+    shown, remarks, _ = shown_tables([tmp_path], None, [MODULE])
+    assert [each.least_us for each in shown] == [None] * 3
+    assert remarks == [
+        "Without the memory's share (no such kernel is declared here): sm90/mine, sm90/yours.",
+        "Without the memory's share (the bandwidth of NVIDIA H100 PCIe is not known): sm90/scale.",
+    ]
+
+
+def test_two_folders_are_shown_beside_each_other(tmp_path: Path) -> None:
+    old, new = tmp_path / "old", tmp_path / "new"
+    write(old, scale_table())
+    write(old, dataclasses.replace(scale_table(), kernel="gone"))
+    write(new, with_entry(scale_table(), 1, mean_us=5.0))
+    [shown], remarks, _ = shown_tables([old, new], None, [MODULE])
+    assert shown.old is not None
+    assert (shown.old.table.entries[1].mean_us, shown.new.table.entries[1].mean_us) == (10.0, 5.0)
+    assert remarks == ["sm90/gone was removed."]
+
+
+def test_a_damaged_table_is_left_out_and_reported(tmp_path: Path) -> None:
+    path = write(tmp_path, dataclasses.replace(scale_table(), kernel="broken"))
+    path.write_bytes(b"{")
+    write(tmp_path, scale_table())
+    shown, _, [error] = shown_tables([tmp_path], None, [MODULE])
+    assert [each.name for each in shown] == ["sm90/scale"]
+    assert str(path) in str(error)
+
+
+def test_an_arch_without_tables_is_refused(tmp_path: Path) -> None:
+    write(tmp_path, scale_table())
+    with pytest.raises(UsageError, match="no table for sm100"):
+        shown_tables([tmp_path], Arch.parse("sm100"), [MODULE])
