@@ -603,7 +603,6 @@ def report(
     target = Arch.parse(arch) if arch is not None else None
     shown, remarks, unreadable = shown_tables(folders or (), target, module or ())
     text, path = page(shown, remarks).encode(), out or Path("build/report.html")
-    path.parent.mkdir(parents=True, exist_ok=True)
     write_atomic(path, text)
     command.put(f"{path}: {counted(len(shown), 'table')}, {len(text) / 1e6:.1f} MB")
     command.remark(remarks)

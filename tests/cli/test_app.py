@@ -108,6 +108,7 @@ def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
         (["check", "/nonexistent"], "does not exist"),
         (["diff", "/nonexistent", "/nonexistent"], "does not exist"),
         (["diff", "x" * 5000, "x" * 5000], "File name too long; give two tables"),
+        (["report", "a", "b", "c"], "give at most two folders of tables"),
         (["diff", "--markdown", "--json", str(EMPTY), str(EMPTY)], "two forms of the output; give one"),
         (["journal", "scala"], "no journal of scala is in build/journal; name the folder"),
         (["journal", "/nonexistent"], "no journal is at /nonexistent; give a journal's path"),

@@ -106,7 +106,7 @@ def tables_found(
         kernel: Find this kernel's tables only.
         arch: Find this arch's tables only.
         modules: Modules that declare kernels.
-        only: Search this folder only.
+        only: Search this folder only, or this folder of one arch.
 
     Returns:
         The tables, and one error for each file that is not a table.
@@ -116,7 +116,7 @@ def tables_found(
         StoreError: A folder cannot be read.
     """
     if only is not None:
-        paths = store.listed(only)
+        paths = store.listed(only) or store.listed_in(only)
         chosen = _chosen(paths, kernel, arch)
     else:
         chosen, paths = _installed_tables(kernel, arch, modules)

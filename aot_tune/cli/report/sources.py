@@ -47,14 +47,15 @@ def shown_tables(
     else:
         tables, unreadable = find.tables_found(None, arch, modules, *paths)
         pairs = [(None, table) for table in tables]
-    declared = find.declared(modules)
+    declared, undeclared = _declared(modules)
     drawn = [(old, new) for old, new in pairs if isinstance(new, DeclaredDocument)]
     if len(drawn) < len(pairs):
         remarks.append("Recorded tables are not drawn.")
     lacking: dict[str, list[str]] = defaultdict(list)
     shown = []
     for old, new in drawn:
-        least_us, reason = _least_us(new, declared.get(new.name))
+        kernel = declared.get(new.name)
+        least_us, reason = _least_us(new, kernel) if kernel is not None else (None, undeclared)
         if reason:
             lacking[reason].append(f"{new.table.arch}/{new.name}")
         before = old if isinstance(old, DeclaredDocument) else None
@@ -65,14 +66,20 @@ def shown_tables(
     return shown, remarks, unreadable
 
 
-def _least_us(
-    document: DeclaredDocument, kernel: FoundKernel | None
-) -> tuple[Mapping[Problem, float] | None, str]:
+def _declared(modules: Sequence[str]) -> tuple[Mapping[str, FoundKernel], str]:
+    """Return the declarations, and why others are missing; none where no kernel can be imported."""
+    try:
+        return find.declared(modules), "no such kernel is declared here"
+    except AotTuneError as error:
+        if modules:
+            raise
+        return {}, str(error)
+
+
+def _least_us(document: DeclaredDocument, kernel: FoundKernel) -> tuple[Mapping[Problem, float] | None, str]:
     """Return the times in which the memory moves each bucket's arguments once, or the reason for none."""
     table = document.table
     device = Device.reference(table.arch)
-    if kernel is None:
-        return None, "no such kernel is declared here"
     if table.built_with.device_name != device.name:
         return None, f"the bandwidth of {table.built_with.device_name} is not known"
     try:

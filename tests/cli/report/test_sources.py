@@ -36,6 +36,25 @@ def test_why_the_memorys_share_is_lacking_is_said_once(tmp_path: Path) -> None:
     ]
 
 
+def test_tables_are_drawn_where_no_kernel_can_be_imported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def cannot(modules: object) -> None:
+        raise UsageError("module aot_tune.kernels needs 'torch', which is not installed")
+
+    monkeypatch.setattr("aot_tune.cli.documents.find.declared", cannot)
+    write(tmp_path, scale_table())
+    for folder in (tmp_path, tmp_path / "sm90"):
+        [shown], [remark], _ = shown_tables([folder], None, [])
+        assert shown.least_us is None
+        assert remark == (
+            "Without the memory's share (module aot_tune.kernels needs 'torch', which is not installed): "
+            "sm90/scale."
+        )
+    with pytest.raises(UsageError, match="needs 'torch'"):
+        shown_tables([tmp_path], None, [MODULE])
+
+
 def test_two_folders_are_shown_beside_each_other(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     write(old, scale_table())
