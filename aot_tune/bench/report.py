@@ -312,6 +312,8 @@ def _serving(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
             context = "no CUDA context" if figures["no CUDA context"] else "they create a CUDA context"
             added = f"the kernels {figures['kernels_ms']:.0f} ms beyond torch and cuTile"
             other.append([title, f"`aot_tune` {figures['aot_tune_ms']:.0f} ms, {added}; {context}"])
+        elif name.startswith("client: "):
+            other += _client(title, figures)
         elif name == "archive":
             other.append([title, f"{figures['kb'] / 1024:.1f} MiB for {figures['kernels']} kernels"])
     if first:
@@ -319,6 +321,34 @@ def _serving(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
         yield ""
     if other:
         yield from _table(["serving", "measured"], other)
+
+
+def _client(title: str, figures: Mapping[str, Any]) -> Iterator[list[str]]:
+    def took(*names: str) -> str:
+        texts = (f"{figures[f'{name}_ms']:.1f} ms ({figures[f'{name}_cpu_ms']:.1f} of CPU)" for name in names)
+        return ", ".join(texts)
+
+    def parts(begin: str, whole: float) -> str:
+        own = {name: ms for name, ms in figures.items() if name.startswith(begin) and name.endswith("_ms")}
+        texts = [f"{name[len(begin) : -3]} {ms:.1f}" for name, ms in own.items()]
+        return f"{', '.join(texts)}, all else {whole - sum(own.values()):.1f} ms"
+
+    yield [f"{title}: process start, import of transformers", took("start", "torch_import")]
+    if "import_ms" in figures:
+        yield [
+            f"{title}: import of cuTile, serving, the kernels",
+            took("cutile_import", "serve_import", "import"),
+        ]
+        yield [f"{title}: of the kernels' import", parts("import: ", figures["import_ms"])]
+    yield [f"{title}: first request, another length next", took("first", "next")]
+    if "import_ms" in figures:
+        yield [f"{title}: of the first request", parts("first: ", figures["first_ms"])]
+    steady = (
+        f"{name[8:-3]} {ms:.2f} ms"
+        for name, ms in figures.items()
+        if name.startswith("steady, ") and name.endswith("_ms")
+    )
+    yield [f"{title}: steady", ", ".join(steady)]
 
 
 def _after_prime(title: str, processes: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from aot_tune import environment
+from aot_tune.bench.children import client
 from aot_tune.bench.sections.part import Part, Request
 from aot_tune.declare.selection import chosen_arch
 
@@ -58,7 +59,8 @@ def run(request: Request) -> Iterator[Part]:
     """
     with tempfile.TemporaryDirectory() as temporary:
         for name, figures in _Bench(Path(temporary), request.repeats).all():
-            yield Part(name=name, kernels=KERNELS, figures=figures)
+            kernels = client.KERNELS if name.startswith("client: ") else KERNELS
+            yield Part(name=name, kernels=kernels, figures=figures)
 
 
 class _Bench:
@@ -75,9 +77,11 @@ class _Bench:
         self._caches = 0
         self._repeats = repeats
         arch = str(chosen_arch(None))
+        self._has_client = importlib.util.find_spec("transformers") is not None
+        self._kernels = tuple(dict.fromkeys((*KERNELS, *client.KERNELS))) if self._has_client else KERNELS
         command = [
             *(sys.executable, "-m", "aot_tune", "compile", "--arch", arch, "--out", str(self._archives)),
-            *(word for kernel in KERNELS for word in ("--kernel", kernel)),
+            *(word for kernel in self._kernels for word in ("--kernel", kernel)),
         ]
         subprocess.run(command, check=True, stdout=subprocess.DEVNULL, timeout=_LIMIT_S)
         self._size_kb = (self._archives / arch / "cubins.aot").stat().st_size / 1024
@@ -86,7 +90,11 @@ class _Bench:
         """Yield every scenario's name and figures, each as soon as it is measured."""
         disk = self._folder / "cutile"
         yield "imports", _imports(self._repeats)
-        yield "archive", {"kb": round(self._size_kb, 1), "kernels": len(KERNELS)}
+        yield "archive", {"kb": round(self._size_kb, 1), "kernels": len(self._kernels)}
+        if self._has_client:
+            module = "aot_tune.bench.children.client"
+            yield "client: aot_tune", self._several("aot_tune", prebuilt=True, module=module)
+            yield "client: torch as it comes", self._several("torch", module=module)
         yield (
             "first launch: aot_tune with cubins, no compiler",
             self._several("first_launches", prebuilt=True),
@@ -106,11 +114,9 @@ class _Bench:
         failed = next((answer for answer in primed if "failed" in answer), None)
         yield "after prime", failed or {"processes": primed}
 
-    def _several(self, scenario: str, *, prebuilt: bool = False, cutile_cache: Path | None = None) -> Any:
+    def _several(self, scenario: str, **how: Any) -> Any:
         """Return median and minimum over processes for each number; other values from the last process."""
-        answers = [
-            self._child(scenario, prebuilt=prebuilt, cutile_cache=cutile_cache) for _ in range(self._repeats)
-        ]
+        answers = [self._child(scenario, **how) for _ in range(self._repeats)]
         failed = next((answer for answer in answers if "failed" in answer), None)
         return failed or {**_median_and_minimum(answers), "processes": len(answers)}
 
@@ -129,6 +135,7 @@ class _Bench:
         named |= {
             environment.CACHE_DIR: str(self._folder / f"cache{self._caches}"),
             "CUDA_TILE_CACHE_DIR": str(cutile_cache or "off"),
+            client.SPAWNED: str(time.time_ns()),
             **({environment.TABLES: str(self._archives)} if prebuilt else {}),
             **(variables or {}),
         }

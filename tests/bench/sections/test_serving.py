@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from aot_tune.bench import records, report
+from aot_tune.bench.children import client
 from aot_tune.bench.records import Record
 from aot_tune.bench.sections import serving
 from aot_tune.bench.sections.part import Request
@@ -51,6 +52,12 @@ MS = {"rms_norm_ms": 5.0, "matmul_ms": 1.5}
 
 IMPORTS = {"aot_tune_ms": 3.2, "kernels_ms": 150.4, "no CUDA context": True}
 
+UNITS = ("_ms", "_cpu_ms")
+TORCH: dict[str, Any] = {
+    **{f"{name}{unit}": 7.5 for name in ("start", "torch_import", "first", "next") for unit in UNITS},
+    "steady, 300 tokens_ms": 3.65,
+}
+
 FIGURES: dict[str, dict[str, Any]] = {
     "tune_first": {**MS, "rms_norm_configs": 8},
     "bare_first": MS,
@@ -61,6 +68,11 @@ FIGURES: dict[str, dict[str, Any]] = {
     "loading": {
         "tables": 16, "sections": 3, "tables_ms": 87.0, "tables_mb": 5.0,
         "archive_ms": 10.0, "archive_mb": 1.5,
+    },
+    "torch": TORCH,
+    "aot_tune": TORCH | {
+        **{f"{name}{unit}": 7.5 for name in ("cutile_import", "serve_import", "import") for unit in UNITS},
+        "import: tables_ms": 2.5, "first: look-ups_ms": 1.5, "first: cubins_ms": 2.25, "right": True,
     },
     "after_prime": {
         "prime_seconds": 4.5, "signatures loaded": 349, "plans": 302,
@@ -90,7 +102,8 @@ def test_every_scenario_is_a_row_of_the_report(tmp_path: Path, monkeypatch: pyte
     monkeypatch.setattr(serving, "_imports", lambda repeats: IMPORTS)
     monkeypatch.setattr(serving.importlib.util, "find_spec", lambda name: object())
     parts = list(serving.run(Request(repeats=2)))
-    assert [word for word in compiled[0] if word in serving.KERNELS] == list(serving.KERNELS)
+    wanted = {*serving.KERNELS, *client.KERNELS}
+    assert sorted(word for word in compiled[0] if word in wanted) == sorted(wanted)
     assert ran.count("first_launches") == ran.count("misses") == ran.count("after_prime") == 2
     now = records.present("sm90")
     for part in parts:
@@ -107,8 +120,33 @@ def test_every_scenario_is_a_row_of_the_report(tmp_path: Path, monkeypatch: pyte
     assert (
         "| imports | `aot_tune` 3 ms, the kernels 150 ms beyond torch and cuTile; no CUDA context |" in text
     )
-    assert "| archive | 2.0 MiB for 3 kernels |" in text
+    assert "| archive | 2.0 MiB for 6 kernels |" in text
+    assert "| client: aot_tune: first request, another length next | 7.5 ms (7.5 of CPU), 7.5 ms" in text
+    assert "| client: aot_tune: of the first request | look-ups 1.5, cubins 2.2, all else 3.8 ms |" in text
+    assert "| client: torch as it comes: steady | 300 tokens 3.65 ms |" in text
     assert "highest 1.25" in text
+
+
+def test_the_parts_of_a_profile_do_not_hold_each_other(monkeypatch: pytest.MonkeyPatch) -> None:
+    now = [0]
+    monkeypatch.setattr(client.time, "perf_counter_ns", lambda: now[0])
+
+    class Steps:
+        def outer(self) -> None:
+            now[0] += 1_000_000
+            self.inner()
+            self.inner()
+
+        def inner(self) -> None:
+            now[0] += 2_000_000
+
+    profile = client.Profile()
+    for name in ("outer", "inner"):
+        profile.measure(name, Steps, name)
+    assert profile.ms == {"outer": 0.0, "inner": 0.0}
+    Steps().outer()
+    Steps().inner()
+    assert profile.ms == {"outer": 1.0, "inner": 6.0}
 
 
 @pytest.mark.process
