@@ -28,7 +28,7 @@ TUNE = $(if $(ARCH),--arch $(ARCH)) $(KERNEL) $(if $(PROBLEM),--problem '$(PROBL
        $(if $(LIMIT),--limit $(LIMIT)) $(if $(REQUIRE),--require $(REQUIRE))
 
 .DEFAULT_GOAL := help
-.PHONY: help tune cubins test test-fast test-slow test-gpu test-ray faults fuzz check check-archs bench lint fmt wheel clean venv third-party flashinfer
+.PHONY: help tune cubins test test-fast test-slow test-gpu test-ray faults fuzz check check-archs bench lint fmt wheel clean venv third-party flashinfer third-party-all
 
 help: ## print this
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/  make \1\t\2/p' Makefile | expand -t 20
@@ -55,6 +55,10 @@ test-fast: venv ## run those that start no process, no compiler and no emulator;
 test-slow: venv third-party flashinfer ## run the long proofs, which `make test` leaves out
 	@$(RUN) -m pytest -m 'slow and not gpu' -n auto --dist worksteal $(ARGS); code=$$?; \
 	if [ $$code -eq 5 ]; then echo 'test-slow: no test of these is marked slow: nothing to prove'; else exit $$code; fi
+
+third-party-all: venv third-party flashinfer ## record, compile and replay every site of TileGym and FlashInfer
+	FLASHINFER_SITES=all $(RUN) -m pytest -m 'not gpu' -n auto --dist worksteal \
+	  tests/replay/record/test_tilegym.py tests/replay/record/test_flashinfer.py $(ARGS)
 
 test-gpu: venv ## run the tests that need a GPU
 	$(RUN) -m pytest -m gpu $(ARGS)

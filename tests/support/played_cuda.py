@@ -47,18 +47,19 @@ class _Stream(int):
 
 
 @contextlib.contextmanager
-def on_the_stand_in() -> Iterator[None]:
-    """One H200 that torch.cuda tells of."""
+def on_the_stand_in(arch: str = "sm90", name: str = "NVIDIA H200") -> Iterator[None]:
+    """One GPU that torch.cuda tells of."""
     fake_driver.install()
-    runtime.use(fake_driver.FakeRuntime())
+    runtime.use(fake_driver.FakeRuntime(arch=arch, name=name))
     DRIVER.elapsed_ms = lambda symbol: 0.5 * 0.95**DRIVER.last_kernel
     stream = _Stream()
     cuda: Any = torch.cuda
     cuda.current_stream = cuda.default_stream = cuda.Stream = lambda *args, **kwargs: stream
     cuda.current_device = lambda: 0
     cuda.get_device_capability = lambda device=None: DRIVER.capability
+    major, minor = DRIVER.capability
     cuda.get_device_properties = lambda device=None: SimpleNamespace(
-        multi_processor_count=132, major=9, minor=0, name="NVIDIA H200", shared_memory_per_block_optin=232_448
+        multi_processor_count=132, major=major, minor=minor, name=name, shared_memory_per_block_optin=232_448
     )
     import cuda.tile as ct
 

@@ -46,7 +46,7 @@ def reduce_kernel(parts, out):
 
 def total(x: Any) -> Any:
     """Sum a vector of at most 2048 elements."""
-    n, parts = x.shape[0], torch.empty(64, dtype=torch.float32, device="meta")
+    n, parts = x.shape[0], torch.zeros(64, dtype=torch.float32, device=x.device)
     result = exhaustive_search(
         SPACE, 0, lambda c: (-(-n // c.TILE),), partial_kernel, lambda c: (x, parts, c.TILE), quiet=True
     )
@@ -57,6 +57,6 @@ def total(x: Any) -> Any:
 
 def reduce(parts: Any) -> Any:
     """Sum partial sums."""
-    out = torch.empty(1, dtype=torch.float32, device="meta")
+    out = torch.empty(1, dtype=torch.float32, device=parts.device)
     ct.launch(0, (1,), reduce_kernel, (parts, out))
     return out

@@ -6,52 +6,15 @@ Run as a program it calls one site, and prints what reached the driver:
 
 from __future__ import annotations
 
-import importlib
-import json
 import sys
-import warnings
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
-import torch
+from tests.support.library_sites import F32, INT, INT64, THIRD_PARTY, Site, call, empty
 
-from aot_tune.nvidia import cutile
-from tests.support.played_cuda import counted, noted, on_the_stand_in
-
-FOLDER = Path(__file__).parents[2] / "build" / "third-party" / "tilegym"
+FOLDER = THIRD_PARTY / "tilegym"
 """Where `make` puts the library."""
 
 MISSING = f"TileGym is not in {FOLDER}: make third-party"
-
-BF16, F32, INT = torch.bfloat16, torch.float32, torch.int32
-
-
-class Site(NamedTuple):
-    """A place of the library that tunes on its first call."""
-
-    module: str
-    """The module that holds the space and the kernel, below ``tilegym``."""
-
-    call: Callable[[Any, int], object]
-    """(the module, a size) -> whatever the library gives."""
-
-    size: int
-    """The size that is recorded."""
-
-    near: int | None = None
-    """A size in the same bucket, or in the next: it is answered with what was recorded. None where a size is
-    compiled in, so that nothing is near."""
-
-    searches: int = 1
-    """How often a first call searches."""
-
-    as_found: tuple[str, ...] = ("grid", "symbol", "hints")
-    """What the library's launch has of what its search measured."""
-
-
-def empty(*shape: int, dtype: torch.dtype = BF16) -> torch.Tensor:
-    return torch.empty(shape, dtype=dtype, device="meta")
 
 
 def _rope(module: Any, rows: int) -> object:
@@ -101,7 +64,7 @@ def _ragged(module: Any, rows: int) -> object:
 
 
 def _policy_loss(module: Any, batch: int) -> object:
-    logits, ids = empty(batch, 33, 512), empty(batch, 32, dtype=torch.int64)
+    logits, ids = empty(batch, 33, 512), empty(batch, 32, dtype=INT64)
     old, advantages = empty(batch, 32, dtype=F32), empty(batch, dtype=F32)
     return module._grpo_loss_forward_ct(
         logits, old, None, ids, advantages, None, 1.0, 0.0, 0.2, 0.2, 0, 1.0, 1.05, 0.0, False, None, 32, None
@@ -109,7 +72,7 @@ def _policy_loss(module: Any, batch: int) -> object:
 
 
 def _cross_entropy(module: Any, rows: int) -> object:
-    return module.cross_entropy(empty(rows, 512), empty(rows, dtype=torch.int64))
+    return module.cross_entropy(empty(rows, 512), empty(rows, dtype=INT64))
 
 
 SITES = {
@@ -144,27 +107,5 @@ SITES = {
 }
 
 
-def shorten(module: Any) -> None:
-    """From now on the library searches spaces that lack their last config."""
-    search = module.exhaustive_search
-    module.exhaustive_search = lambda space, *args, **kwargs: search(space[:-1], *args, **kwargs)
-
-
-def main(name: str, size: str, *options: str) -> None:
-    sys.path.append(str(FOLDER))  # behind a copy that a test changed
-    site = SITES[name]
-    with on_the_stand_in(), warnings.catch_warnings(record=True) as caught:
-        warnings.simplefilter("ignore")
-        module = importlib.import_module(f"tilegym.{site.module}")
-        warnings.simplefilter("always")
-        launches = noted("tilegym")
-        searched = counted() if cutile.stands_in(sys.modules["cuda.tile.tune"].exhaustive_search) else []
-        if "--shorter" in options:
-            shorten(module)
-        site.call(module, int(size))
-    said = [str(one.message) for one in caught]
-    print(json.dumps({"launches": launches, "searched": searched, "warnings": said}))
-
-
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    call("tilegym", SITES, *sys.argv[1:])

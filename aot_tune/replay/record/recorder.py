@@ -285,7 +285,7 @@ class Recorder:
 
     def _launch(self, call: LaunchCall) -> None:
         """Write a launch that was compiled into its kernel's table; where it cannot be, add a remark."""
-        if str(_caller().f_globals.get("__name__")).startswith("cuda.tile."):
+        if str(_caller().f_globals.get("__name__")).startswith("cuda.tile.tune"):
             return  # a search that cuTile makes
         function = cutile.python_function(call.kernel)
         site = Site(place="", kernel=name_of(function.__module__, function.__qualname__))

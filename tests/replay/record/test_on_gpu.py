@@ -16,6 +16,7 @@ import pytest
 from aot_tune import environment
 from aot_tune.replay.document import parse
 from aot_tune.replay.record.recorder import IN_PARTS
+from tests.support import flashinfer_sites, library_sites
 from tests.support.broken_kernels import FAULTS, HANGS, NOTHING, RIGHT
 from tests.support.tilegym_sites import FOLDER, MISSING
 
@@ -70,6 +71,57 @@ def split_k() -> None:
     print(json.dumps({"y": y.double().tolist(), "r": r.double().tolist()}))
 
 
+def split_decode() -> None:
+    """FlashInfer's decode, which asks for the compiler at import, and its reduction without a search."""
+    import torch
+
+    decode, batch, pages = flashinfer("attention.kernels.cutile.fmha_decode_bsr_cutile"), 4, 64
+    q, k, v = randoms((batch, 16, 128), (batch * pages, 64, 4, 128), (batch * pages, 64, 4, 128))
+    table = torch.arange(batch * pages, dtype=torch.int32, device="cuda").reshape(batch, pages)
+    lengths = torch.full((batch,), 64 * pages - 5, dtype=torch.int32, device="cuda")
+    out = decode.fmha_decode_bsr_cutile(q, k, v, lengths, table, 0.1, 1.0)
+    print(json.dumps({"out": out.double().tolist()}))
+
+
+def mixture() -> None:
+    """FlashInfer's mixture of experts, which searches nothing."""
+    import torch
+
+    moe, (tokens, hidden, inner, experts, top) = flashinfer("fused_moe.cutile.moe"), (64, 256, 128, 8, 2)
+    config = moe.GemmConfig(tile_n=64, tile_k=64, occupancy=1)
+    workspace = moe.allocate_workspace(
+        num_tokens=tokens, hidden_size=hidden, intermediate_size=inner, num_experts=experts, top_k=top,
+        is_gated=True, block_sizes=[16], device=torch.device("cuda"),
+    )  # fmt: skip
+    x, w1, w2, out = randoms(
+        (tokens, hidden), (experts, hidden, 2 * inner), (experts, inner, hidden), (tokens, hidden)
+    )
+    weights, ids = torch.rand(tokens, experts, device="cuda").topk(top)
+    activation = import_module("flashinfer.fused_moe.api").SwiGLU()
+    moe.run_moe(
+        x, ids.int(), weights, w1, w2, out, workspace, activation=activation, block_size=16,
+        gemm1_config=config, gemm2_config=config,
+    )  # fmt: skip
+    print(json.dumps({"out": out.double().tolist()}))
+
+
+def randoms(*shapes: tuple[int, ...]) -> list[Any]:
+    import torch
+
+    torch.manual_seed(0)
+    return [torch.randn(shape, dtype=torch.bfloat16, device="cuda") for shape in shapes]
+
+
+def flashinfer(module: str) -> Any:
+    """A module of FlashInfer; with NO_COMPILER=1 in a process that finds no compiler."""
+    if os.environ.get("NO_COMPILER"):
+        from tests.support.played_cuda import without_compiler
+
+        without_compiler()
+    sys.path.append(str(flashinfer_sites.FOLDER))
+    return import_module(f"flashinfer.{module}")
+
+
 def ran(folder: Path, program: str, *command: str, **variables: str) -> tuple[dict[str, Any], str]:
     """What a function of this module prints, and what a verb of aot-tune does that runs it."""
     path = os.pathsep.join([str(ROOT), os.environ.get("PYTHONPATH", "")])
@@ -110,6 +162,20 @@ def test_a_workspace_of_split_k_configs_passes_none_of_them_over(tmp_path: Path)
     assert "no search was for" not in told
     replayed, _ = ran(tmp_path, "split_k", "run", "--tables", "tables", **{environment.ON_MISS: "error"})
     assert replayed == recorded
+
+
+@pytest.mark.skipif(not (flashinfer_sites.FOLDER / "flashinfer").is_dir(), reason=flashinfer_sites.MISSING)
+@pytest.mark.parametrize("program", ["split_decode", "mixture"])
+def test_flashinfer_runs_from_cubins_without_a_compiler(program: str, tmp_path: Path) -> None:
+    recorded, _ = ran(tmp_path, program, "record", "--out", "tables")
+    (arch,) = (path.name for path in (tmp_path / "tables").iterdir())
+    compiled = ("compile", "--arch", arch, "--module", "flashinfer")
+    variables = {environment.TABLES: str(tmp_path / "tables")}
+    library_sites.aot_tune(tmp_path, *compiled, ahead=flashinfer_sites.FOLDER, **variables)
+    variables = {environment.ON_MISS: "error", "NO_COMPILER": "1"}
+    served, told = ran(tmp_path, program, "run", "--tables", "tables", **variables)
+    assert served == recorded
+    assert "Warning" not in told
 
 
 def test_what_would_end_the_process_is_passed_over(tmp_path: Path) -> None:

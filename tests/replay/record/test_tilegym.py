@@ -5,23 +5,17 @@ Each runs on the stand-in driver, compiling for real. `make test` does two sites
 
 from __future__ import annotations
 
-import json
-import os
 import re
 import shutil
-import subprocess
-import sys
 from pathlib import Path
-from typing import NamedTuple
 
 import pytest
 
-from aot_tune import environment
 from aot_tune.replay.document import parse
 from aot_tune.replay.table import RecordedEntry
+from tests.support import library_sites, tilegym_sites
+from tests.support.library_sites import Ran
 from tests.support.tilegym_sites import FOLDER, MISSING, SITES
-
-ROOT = Path(__file__).parents[3]
 
 pytestmark = [
     pytest.mark.process,
@@ -39,48 +33,9 @@ EACH = [
 NEAR = [one for one in EACH if SITES[one if isinstance(one, str) else str(one.values[0])].near is not None]
 
 
-class Ran(NamedTuple):
-    """What a program did."""
-
-    launches: list[dict[str, object]]
-    """What the library launched: grid, symbol, hints."""
-
-    searched: list[int]
-    """The lengths of the spaces that cuTile's own search was asked to search."""
-
-    warnings: list[str]
-    """Its warnings."""
-
-    told: str
-    """The lines of the command line."""
-
-
 def ran(verb: str, folder: Path, name: str, size: int, *options: str, ahead: Path | None = None) -> Ran:
-    """Call a site in a process of its own under ``aot-tune record`` or ``run``.
-
-    Args:
-        verb: Which of them.
-        folder: The folder of tables is below it, and the journal.
-        name: The site.
-        size: The size that it is called with.
-        options: Those of `tests.support.tilegym_sites`.
-        ahead: A folder that the program imports from first.
-    """
-    tables = {"record": "--out", "run": "--tables"}[verb]
-    program = [sys.executable, "-m", "tests.support.tilegym_sites", name, str(size), *options]
-    kept = {key: value for key, value in os.environ.items() if key not in environment.DESCRIPTIONS}
-    path = os.pathsep.join([*([str(ahead)] if ahead else []), str(ROOT)])
-    done = subprocess.run(
-        [sys.executable, "-m", "aot_tune", verb, tables, "tables", "--", *program],
-        cwd=folder,
-        env={**kept, "PYTHONPATH": path},
-        capture_output=True,
-        text=True,
-        timeout=540,
-        check=False,
-    )
-    assert done.returncode == 0, done.stderr
-    return Ran(**json.loads(done.stdout.splitlines()[-1]), told=done.stderr)
+    """Call a site in a process of its own under ``aot-tune record`` or ``run``."""
+    return library_sites.ran(verb, folder, tilegym_sites.__name__, name, size, *options, ahead=ahead)
 
 
 def entries(folder: Path) -> list[RecordedEntry]:
