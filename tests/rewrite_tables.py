@@ -6,33 +6,38 @@ script, and commits the tables together with the change. Later changes replace w
 
 from __future__ import annotations
 
+from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 from aot_tune.choose.left_out import fitted_slopes
+from aot_tune.choose.points import Estimator
 from aot_tune.declare.discovery import OWN_KERNELS, find_tunables
-from aot_tune.declare.fingerprint.hashing import check_hash
 from aot_tune.tables import files, writer
 from aot_tune.tables.reader import TABLE
 from aot_tune.tables.strict_json import Json, loads
-from aot_tune.tables.table import SCHEMA
+from aot_tune.tables.table import SCHEMA, Table
 
 SHIPPED = Path(__file__).parents[1] / "tuned_configs"
 
 
 def renamed(document: Json) -> Json:
-    """The table with the present keys, made from the former ones.
+    """The table with the present keys, made from the former ones: without its eight slopes each."""
+    return {key: value for key, value in document.items() if key != "slopes"}
 
-    The declaration's check has not changed, and slopes are fitted to the points.
+
+def judged(table: Table) -> Table:
+    """The table with slopes that are fitted to its points, and with what the rule then leaves at each bucket.
+
+    A bucket's regret stays where the rounded times of the file make the difference.
     """
-    tunable = find_tunables([OWN_KERNELS])[document["kernel"]].tunable
-    known = {"check_hash": check_hash(tunable)} | document
-    table = TABLE.read(TABLE.known(known, set()) | {"schema": SCHEMA})
-    slopes = table.slopes or fitted_slopes(tunable, table)
-    return (
-        known
-        if slopes is None
-        else known | {"slopes": {name: [*own] for name, own in slopes._asdict().items()}}
-    )
+    tunable = find_tunables([OWN_KERNELS])[table.kernel].tunable
+    table = replace(table, slopes=fitted_slopes(tunable, table))
+    estimator, entries = Estimator(table, tunable.tiles, partial(tunable.default_config, table.arch)), []
+    for entry in table.entries:
+        regret = max(estimator.left_out(entry).values(), default=0.0)
+        entries.append(entry if abs(regret - entry.regret) < 0.001 else replace(entry, regret=regret))
+    return replace(table, entries=tuple(entries))
 
 
 def rewritten(data: bytes) -> bytes:
@@ -42,7 +47,7 @@ def rewritten(data: bytes) -> bytes:
         TableError: The table lacks a key, or a value has another form.
     """
     document = TABLE.known(renamed(loads(data)), set())
-    return writer.dump(TABLE.read(document | {"schema": SCHEMA}))
+    return writer.dump(judged(TABLE.read(document | {"schema": SCHEMA})))
 
 
 def main() -> None:

@@ -10,18 +10,21 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Annotated
+from typing import Annotated, Literal
 
 import typer
 
 from aot_tune.bench import words
 from aot_tune.bench.gpu import shipped
-from aot_tune.choose.left_out import Case, Equations, LeaveOut, Left, Way, fitted
+from aot_tune.choose.left_out import Case, Equations, LeaveOut, Left, fitted
+from aot_tune.choose.nearest import NEAR_DOUBLINGS, distance
 from aot_tune.choose.points import NO_SLOPES, RULE, Exact, Rule
 from aot_tune.declare.selection import chosen_arch
 from aot_tune.tables.store import package_folder, read_table, table_path
-from aot_tune.tables.table import Slopes
+from aot_tune.tables.table import Slopes, Table
 from aot_tune.values.arch import Arch
+from aot_tune.values.bucket import Pow2, classes_of
+from aot_tune.values.problem import Problem
 from aot_tune.values.text import aligned
 
 
@@ -68,7 +71,25 @@ def _mean(regrets: Sequence[float]) -> float:
     return 100 * math.expm1(math.fsum(map(math.log1p, regrets)) / len(regrets))
 
 
+Way = Literal["inside", "near", "far"]
+"""Ways to leave out: a point of its bucket; all buckets with its sizes on the Exact axes, where other buckets
+of its classes are within a doubling on each axis (near) or farther away (far)."""
+
 WAYS: tuple[Way, ...] = ("inside", "near", "far")
+
+
+def way(table: Table, bucket: Problem) -> Way | None:
+    """Return how far others are from a bucket that is left out; None where none is of its classes."""
+    axes, classes = table.axes, classes_of(table.axes, bucket)
+    exact = [name for name, axis in axes.items() if not isinstance(axis, Pow2)]
+    apart = [
+        distance([*map(bucket.size, axes)], [*map(other.size, axes)], NEAR_DOUBLINGS)
+        for other in (entry.bucket for entry in table.entries)
+        if classes_of(axes, other) == classes and any(other[name] != bucket[name] for name in exact)
+    ]
+    is_near = any(doublings is not None for doublings in apart)
+    return "near" if is_near else "far" if apart else None
+
 
 Lefts = Mapping[str, Mapping[str, Sequence[Left]]]
 """Regrets by kernel and way."""
@@ -90,6 +111,7 @@ class Judge:
         self.tables = {name: LeaveOut(shipped()[name].tunable, tables[name], rule) for name in tables}
         self.equations = {name: left_out.equations() for name, left_out in self.tables.items()}
         self._slopes: dict[tuple[str, Exact], Slopes] = {}
+        self._cases: dict[str, list[tuple[Way, Case]]] = {}
 
     def common(self, without: str = "") -> Slopes:
         """Return the slopes that fit all tables together, but for one kernel's."""
@@ -104,13 +126,20 @@ class Judge:
             self._slopes[key] = fitted(self.tables[name].equations(shape), self.common(name))
         return self._slopes[key]
 
-    def cases(self, name: str) -> Iterator[Case]:
-        """Yield a kernel's cases in which the default has a time; inside buckets all but edges."""
-        left_out = self.tables[name]
-        for case in (*left_out.inside(), *left_out.outside()):
-            is_edge = case.source.problem == case.source.entry.bucket
-            if case.default in case.slowdowns and case.way and not (case.way == "inside" and is_edge):
-                yield case
+    def cases(self, name: str) -> list[tuple[Way, Case]]:
+        """Return a kernel's cases in which the default has a time; inside buckets all but edges. Kept."""
+        if name not in self._cases:
+            left_out, ways, cases = self.tables[name], dict[Problem, Way | None](), list[tuple[Way, Case]]()
+            for case in (*left_out.inside, *left_out.outside()):
+                bucket = case.source.entry.bucket
+                if case.default not in case.slowdowns or (case.is_inside and case.source.problem == bucket):
+                    continue
+                if not case.is_inside and bucket not in ways:
+                    ways[bucket] = way(left_out.table, bucket)
+                if left := "inside" if case.is_inside else ways[bucket]:
+                    cases.append((left, case))
+            self._cases[name] = cases
+        return self._cases[name]
 
     def lefts(self, choose: Choose) -> Lefts:
         """Return the regrets of choices, by kernel and way."""
@@ -118,8 +147,8 @@ class Judge:
         for name in self.names:
             if name in self.tables:
                 by_way: dict[str, list[Left]] = {way: [] for way in WAYS}
-                for case in self.cases(name):
-                    by_way[case.way or ""].append(choose(name, case))
+                for left, case in self.cases(name):
+                    by_way[left].append(choose(name, case))
                 lefts[name] = by_way
         return lefts
 

@@ -9,23 +9,17 @@ from __future__ import annotations
 
 import math
 import zlib
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import add, mul, sub
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
-from aot_tune.choose.nearest import NEAR_DOUBLINGS, distance
 from aot_tune.choose.points import COMMON, RULE, Estimator, Exact, Points, Rule, Source
 from aot_tune.declare.declaration import Declaration
 from aot_tune.tables.table import Entry, Slopes, Table
-from aot_tune.values.bucket import classes_of
 from aot_tune.values.lazy import lazy
 from aot_tune.values.problem import Problem
-
-Way = Literal["inside", "near", "far"]
-"""Ways to leave out: a point of its bucket; all buckets with its sizes on the Exact axes, where other buckets
-of its classes are within a doubling on each axis (near) or farther away (far)."""
 
 
 class Left(NamedTuple):
@@ -53,7 +47,7 @@ class Row(NamedTuple):
     unseen: float
     """Part of their weight at which it has no time."""
 
-    changes: tuple[float, ...]
+    changes: Sequence[float]
     """Differences of its counts, in the order of the slopes."""
 
 
@@ -67,8 +61,8 @@ class Case:
     nearest: Entry
     """Entry of the nearest bucket, or of its own."""
 
-    way: Way | None
-    """What is left out; None where no bucket of the same classes remains."""
+    is_inside: bool
+    """Whether the others are of its own bucket."""
 
     slowdowns: Mapping[int, float]
     """Log slowdowns of the configs that may run, by column."""
@@ -84,13 +78,13 @@ class Case:
 
     def left(self, slopes: Slopes, rule: Rule = RULE) -> Left:
         """Return the regrets of the rule's choice and of the default."""
-        own = slopes.inside if self.way == "inside" else slopes.outside
+        own = slopes.inside if self.is_inside else slopes.outside
         estimates = {
             row.place: row.near + rule.unseen * row.unseen + sum(map(mul, own, row.changes))
             for row in self.rows
         }
         chosen = min(estimates, key=lambda place: (estimates[place], place), default=self.default)
-        if self.way != "inside" and self.default in estimates:
+        if not self.is_inside and self.default in estimates:
             behind = self.scale * (estimates[self.default] - estimates[chosen])
             chosen = self.default if behind <= math.log1p(rule.overlap) else chosen
         return self.regrets(chosen)
@@ -108,8 +102,6 @@ class Case:
         slowdowns are relative.
         """
         sums = [0.0] * (_SLOPES * (_SLOPES + 1))
-        if len(self.rows) < 2:
-            return sums
         values = [(*row.changes, row.slowdown - row.near) for row in self.rows]
         weights = [math.exp(-row.slowdown) for row in self.rows]
         means = [sum(map(mul, weights, column)) / sum(weights) for column in zip(*values, strict=True)]
@@ -139,24 +131,21 @@ class LeaveOut:
     ) -> None:
         self.tunable, self.table, self.rule, self.shapes = tunable, table, rule, shapes
         self.estimator = Estimator(table, tunable.tiles, partial(tunable.default_config, table.arch), rule)
-        self._cases: dict[tuple[int, ...], Case] = {}
-        self._sums: dict[tuple[int, int], _Sums] = {}
-        self._near: dict[tuple[Problem, Exact | None], Sequence[Entry]] = {}
-        self._ways: dict[Problem, Way | None] = {}
-        self._legal: dict[int, tuple[Mapping[int, float], int]] = {}
+        self._outside: dict[tuple[object, ...], Case] = {}
+        self._legal: dict[Problem, tuple[Mapping[int, float], int]] = {}
 
     def exact(self, case: Case) -> Exact:
         """Return a case's sizes on the Exact axes."""
         return self.estimator.exact(case.source.problem)
 
+    @lazy
     def inside(self) -> list[Case]:
-        """Return each point as the others of its bucket estimate it."""
+        """Each point as the others of its bucket estimate it."""
         cases = []
-        for source in self._sources():
+        for source in self._sources:
             others = [other for other in self.estimator.sources(source.entry) if other is not source]
             if others:
-                sums = _sums(source, self.estimator.points_inside(others))
-                cases.append(self._case(source, source.entry, "inside", [sums]))
+                cases.append(self._case(source, source.entry, self.estimator.points_inside(others)))
         return cases
 
     def outside(self, without: Exact | None = None) -> list[Case]:
@@ -165,77 +154,61 @@ class LeaveOut:
         Args:
             without: Sizes on the Exact axes that are neither left out nor estimated from.
         """
-        cases = []
-        for source in self._sources():
+        cases, near = [], dict[Problem, list[Entry]]()
+        for source in self._sources:
             bucket, shape = source.entry.bucket, self.estimator.exact(source.problem)
-            near = () if shape == without else self._nearest(bucket, shape, without)
-            if not near:
-                continue
-            key = (id(source), *map(id, near))
-            if key not in self._cases:
-                sums = [self._sums_of(source, entry) for entry in near]
-                self._cases[key] = self._case(source, near[0], self._way(bucket, shape), sums)
-            cases.append(self._cases[key])
+            if bucket not in near:
+                hidden = [shape] if without is None else [shape, without]
+                near[bucket] = [] if shape == without else self.estimator.nearest(bucket, hidden)
+            if near[bucket]:
+                key = (source.problem, *map(id, near[bucket]))
+                if key not in self._outside:
+                    points = self.estimator.points_of(bucket, near[bucket])
+                    self._outside[key] = self._case(source, near[bucket][0], points)
+                cases.append(self._outside[key])
         return cases
 
     def equations(self, without: Exact | None = None) -> tuple[Equations, Equations]:
         """Return what fits the slopes inside and outside, without some sizes on the Exact axes."""
-        inside = [case for case in self.inside() if self.exact(case) != without]
+        inside = [case for case in self.inside if self.exact(case) != without]
         return _equations(inside), _equations(self.outside(without))
 
-    def _sources(self) -> Iterator[Source]:
-        for entry in self.table.entries:
-            if self.shapes is None or self.estimator.exact(entry.bucket) in self.shapes:
-                yield from self.estimator.sources(entry)
+    @lazy
+    def _sources(self) -> list[Source]:
+        every = [source for entry in self.table.entries for source in self.estimator.sources(entry)]
+        return [s for s in every if self.shapes is None or self.estimator.exact(s.problem) in self.shapes]
 
-    def _sums_of(self, source: Source, entry: Entry) -> _Sums:
-        key = (id(source), id(entry))
-        if key not in self._sums:
-            self._sums[key] = _sums(source, self.estimator.points_of(source.entry.bucket, [entry]))
-        return self._sums[key]
-
-    def _nearest(self, bucket: Problem, shape: Exact, without: Exact | None) -> Sequence[Entry]:
-        key = (bucket, without)
-        if key not in self._near:
-            hidden = {shape} if without is None else {shape, without}
-            self._near[key] = self.estimator.nearest(bucket, hidden)
-        return self._near[key]
-
-    def _way(self, bucket: Problem, shape: Exact) -> Way | None:
-        """Return whether a bucket of the same classes and other sizes on the Exact axes is near, or far."""
-        if bucket not in self._ways:
-            self._ways[bucket] = self._new_way(bucket, shape)
-        return self._ways[bucket]
-
-    def _new_way(self, bucket: Problem, shape: Exact) -> Way | None:
-        axes = self.table.axes
-        others = [
-            [entry.bucket.size(name) for name in axes]
-            for entry in self.table.entries
-            if self.estimator.exact(entry.bucket) != shape
-            and classes_of(axes, entry.bucket) == classes_of(axes, bucket)
-        ]
-        wanted = [bucket.size(name) for name in axes]
-        is_near = any(distance(wanted, other, NEAR_DOUBLINGS) is not None for other in others)
-        return "near" if is_near else "far" if others else None
-
-    def _case(self, source: Source, nearest: Entry, way: Way | None, sums: Sequence[_Sums]) -> Case:
-        if id(source) not in self._legal:
-            self._legal[id(source)] = self._legal_at(source)
-        slowdowns, default = self._legal[id(source)]
-        total, rows = sum(each.weight for each in sums), []
+    def _case(self, source: Source, nearest: Entry, points: Points) -> Case:
+        if source.problem not in self._legal:
+            self._legal[source.problem] = self._legal_at(source)
+        slowdowns, default = self._legal[source.problem]
+        weights, rows = points.weights(source.logs), []
+        total = sum(weights)
         for place, slowdown in slowdowns.items():
-            known = [column for each in sums if (column := each.columns[place]) is not None]
+            known = [
+                (weight, own, other.part, other.counts[place])
+                for weight, other in zip(weights, points.sources, strict=True)
+                if (own := other.slowdowns[place]) is not None
+            ]
             if known:
-                rows.append(_row(source, place, slowdown, [*map(sum, zip(*known, strict=True))], total))
+                held = sum(weight for weight, *_ in known)
+                changes = [0.0] * _SLOPES
+                for weight, _, part, counts in known:
+                    heavy = weight * part / held
+                    changes = [
+                        c + heavy * (own - other)
+                        for c, own, other in zip(changes, source.counts[place], counts, strict=True)
+                    ]
+                near = sum(weight * own for weight, own, _, _ in known) / held
+                rows.append(Row(place, slowdown, near, 1 - held / total, changes))
         return Case(
             source=source,
             nearest=nearest,
-            way=way,
+            is_inside=points.is_inside,
             slowdowns=slowdowns,
             default=default,
             rows=rows,
-            scale=1.0 if way == "inside" else total / (total + self.rule.far),
+            scale=total / (total + points.far),
         )
 
     def _legal_at(self, source: Source) -> tuple[Mapping[int, float], int]:
@@ -247,38 +220,6 @@ class LeaveOut:
             if slowdown is not None and self.tunable.refusal(config, self.table.arch, source.problem) is None
         }
         return slowdowns, configs.index(configs[-1])
-
-
-class _Sums(NamedTuple):
-    """Weighted sums over some points."""
-
-    weight: float
-    """Sum of the weights."""
-
-    columns: list[list[float] | None]
-    """Of each config with a time, the sums of weights, slowdowns, shares, parts, and both times counts."""
-
-
-def _sums(source: Source, points: Points) -> _Sums:
-    weights = points.weights(source.logs)
-    columns: list[list[float] | None] = []
-    for place in range(len(source.slowdowns)):
-        rows = []
-        for weight, other in zip(weights, points.sources, strict=True):
-            if (slowdown := other.slowdowns[place]) is not None:
-                counts, share, part = other.counts[place], weight * other.share, weight * other.part
-                changes = [*(share * count for count in counts), *(part * count for count in counts)]
-                rows.append([weight, weight * slowdown, share, part, *changes])
-        columns.append([*map(sum, zip(*rows, strict=True))] if rows else None)
-    return _Sums(sum(weights), columns)
-
-
-def _row(source: Source, place: int, slowdown: float, sums: Sequence[float], total: float) -> Row:
-    own, near, share, part, *means = sums
-    counts = source.counts[place]
-    at_size = [*(share * count for count in counts), *(part * count for count in counts)]
-    changes = tuple([(count - mean) / own for count, mean in zip(at_size, means, strict=True)])
-    return Row(place, slowdown, near / own, 1 - own / total, changes)
 
 
 # Slopes -----------------------------------------------------------------------------------------------------
@@ -357,7 +298,7 @@ def fitted_slopes(tunable: Declaration, table: Table, present: Slopes | None = N
     new = fitted(left_out.equations())
     if present is None:
         return new
-    cases = [*left_out.inside(), *left_out.outside()]
+    cases = [*left_out.inside, *left_out.outside()]
     left = [
         math.fsum(math.log1p(case.left(slopes).chosen) for case in cases if case.default in case.slowdowns)
         for slopes in (present, new)
@@ -365,7 +306,7 @@ def fitted_slopes(tunable: Declaration, table: Table, present: Slopes | None = N
     return new if left[1] < left[0] - _CLEARLY * len(cases) else present
 
 
-_SLOPES = 8
+_SLOPES = 4
 """Number of slopes."""
 
 _MOST_LEFT = 1.0

@@ -7,7 +7,7 @@ A config's *slowdown* at a point is the logarithm of its time / the fastest conf
 a point has times in several states of the GPU, a config's time is that of its worst state
 (`aot_tune.tables.states`). Its estimate at another size is a weighted mean over some points,
 
-    mean of (slowdown + slopes . (counts at the size - counts at the point)) + unseen
+    mean of (slowdown + part x slopes . (counts at the size - counts at the point)) + unseen
 
 and the config with the least estimate is taken.
 
@@ -19,11 +19,11 @@ and the config with the least estimate is taken.
 - **Counts**, as logarithms: *waves*, tiles over the blocks that the GPU runs at a time, rounded up; tiles of
   the *busiest* multiprocessor; all *tiles*; waves *not rounded*, at least 1. At the size they are of the GPU
   that launches, at a point of the one that was measured. Without `tiles` all are 0.
-- **Slopes**: four, and four that are multiplied by the point's *part*: the sum of logarithms of its sizes on
-  the Pow2 axes over the largest of the table, since small batches are bound by the operand that all their
-  rows share. They are the table's, fitted to its own points (`aot_tune.choose.left_out`), else `COMMON`,
-  which are fitted to all shipped tables. All are multiplied by the point's *share*, 0 where all configs take
-  equally long within `_EQUAL`, as where a launch takes most of the time, and 1 from twice of it on.
+- **Slopes**, one for each count, are the table's, fitted to its own points (`aot_tune.choose.left_out`), else
+  `COMMON`, which are fitted to all shipped tables.
+- **Part** of a point: the root of the sum of logarithms of its sizes on the Pow2 axes over the table's
+  largest, since small batches are bound by the operand that all their rows share. Times 0 where all configs
+  take equally long within `_EQUAL`, as where a launch takes most of the time; times 1 from twice of it on.
 - **Unseen**: `Rule.unseen` times the weight of the points at which the config has no time. A config without
   a time at any point is not estimated.
 
@@ -94,18 +94,15 @@ class Rule(NamedTuple):
 RULE = Rule()
 """Rule that serving follows. ``aot-tune bench --left-out --ablate`` prints what each part gives."""
 
-COMMON = Slopes(
-    inside=(0.089, 0.128, 0.353, 0.029, 0.18, 0.408, -0.388, -0.151),
-    outside=(0.203, 0.152, -0.08, -0.063, 0.201, 0.139, -0.374, -0.087),
-)
+COMMON = Slopes(inside=(0.262, 0.478, 0.161, -0.08), outside=(0.385, 0.289, -0.389, -0.126))
 """Slopes that fit all shipped tables together: of a table without its own, towards which its own are held.
 ``aot-tune bench --left-out --ablate`` prints them anew."""
 
-NO_SLOPES = Slopes(inside=(0.0,) * 8, outside=(0.0,) * 8)
+NO_SLOPES = Slopes(inside=(0.0,) * 4, outside=(0.0,) * 4)
 """Slopes of a kernel without `tiles`."""
 
 _EQUAL = 0.05
-"""Log slowdown within which all configs count as equal at a point; from twice of it on its share is whole."""
+"""Log slowdown within which all configs count as equal at a point; from twice of it on its part is whole."""
 
 _NEARNESS = 0.1
 """Doublings added to each distance. With a third of it, or with cubes in place of squares, the regret on the
@@ -249,44 +246,29 @@ def waves(tiles: int, config: Config, sm_count: int) -> int:
     return max(-(-tiles // blocks_in_flight(config, sm_count)), 1)
 
 
-class Source:
-    """Point of a table, prepared for estimates. Columns are the portfolio's configs, then the default.
+class Source(NamedTuple):
+    """Point of a table, prepared for estimates. Columns are the portfolio's configs, then the default."""
 
-    Attributes:
-        entry: Entry of the point's bucket.
-        problem: The point's problem.
-        logs: Base-2 logarithms of its sizes.
-        share: Share of its time that counts change.
-        part: Share times the size's part of the largest on the Pow2 axes.
-        us: Logarithm of the shortest time in its worst state, microseconds.
-        slowdowns: Log slowdown of each column; None without a time.
-        counts: Counts of each column on the measured GPU.
-        known: 1.0 for each column with a time, else 0.0.
-    """
+    entry: Entry
+    """Entry of the point's bucket."""
 
-    def __init__(
-        self,
-        *,
-        entry: Entry,
-        problem: Problem,
-        logs: tuple[float, ...],
-        share: float,
-        part: float,
-        us: float,
-        slowdowns: Sequence[float | None],
-        counts: Sequence[Counts],
-    ) -> None:
-        self.entry, self.problem, self.logs, self.us = entry, problem, logs, us
-        self.share, self.part, self.slowdowns, self.counts = share, part, slowdowns, counts
-        self.known = [float(slowdown is not None) for slowdown in slowdowns]
+    problem: Problem
+    """The point's problem."""
 
-    def rests(self, slopes: Sequence[float]) -> list[float]:
-        """Return the slowdowns without what counts add by some slopes; 0 without a time."""
-        carried, pairs = (
-            _carrying(slopes, self.share, self.part),
-            zip(self.slowdowns, self.counts, strict=True),
-        )
-        return [0.0 if one is None else one - sum(map(mul, carried, counts)) for one, counts in pairs]
+    logs: tuple[float, ...]
+    """Base-2 logarithms of its sizes."""
+
+    part: float
+    """Part of its time that counts change."""
+
+    us: float
+    """Logarithm of the shortest time in its worst state, microseconds."""
+
+    slowdowns: Sequence[float | None]
+    """Log slowdown of each column; None without a time."""
+
+    counts: Sequence[Counts]
+    """Counts of each column on the measured GPU."""
 
 
 def _counts(tiles: int, at_once: int, sm_count: int) -> Counts:
@@ -298,12 +280,6 @@ def _counts(tiles: int, at_once: int, sm_count: int) -> Counts:
     if tiles <= at_once:
         return 0.0, busiest, log_of_tiles, 0.0
     return math.log(-(-tiles // at_once)), busiest, log_of_tiles, math.log(tiles / at_once)
-
-
-def _carrying(slopes: Sequence[float], share: float, part: float) -> Counts:
-    """Return the factors of counts at a share and part of the time."""
-    a, b, c, d, e, f, g, h = slopes
-    return share * a + part * e, share * b + part * f, share * c + part * g, share * d + part * h
 
 
 class Points:
@@ -328,20 +304,25 @@ class Points:
         return not self.far
 
     @lazy
-    def shares(self) -> tuple[list[float], list[float]]:
-        """Shares and parts of the points."""
-        return [source.share for source in self.sources], [source.part for source in self.sources]
+    def parts(self) -> list[float]:
+        """Parts of the points."""
+        return [source.part for source in self.sources]
 
     @lazy
-    def columns(self) -> list[tuple[int, tuple[float, ...], tuple[float, ...] | None]]:
-        """Columns with a time: place, slowdowns without what counts add, `Source.known` unless all are."""
-        rests = zip(*[source.rests(self.slopes) for source in self.sources], strict=True)
-        known = zip(*[source.known for source in self.sources], strict=True)
-        return [
-            (place, column, own if 0.0 in own else None)
-            for place, (column, own) in enumerate(zip(rests, known, strict=True))
-            if any(own)
-        ]
+    def columns(self) -> list[tuple[int, list[float], list[float] | None]]:
+        """Columns with a time: place, slowdowns without what counts add, where it has times unless at all."""
+        columns = []
+        for place, column in enumerate(zip(*[source.slowdowns for source in self.sources], strict=True)):
+            known = [float(slowdown is not None) for slowdown in column]
+            if any(known):
+                rests = [
+                    0.0
+                    if slowdown is None
+                    else slowdown - source.part * sum(map(mul, self.slopes, source.counts[place]))
+                    for slowdown, source in zip(column, self.sources, strict=True)
+                ]
+                columns.append((place, rests, known if 0.0 in known else None))
+        return columns
 
     def weights(self, logs: Sequence[float]) -> list[float]:
         """Return the points' weights for a size, given the logarithms of its sizes."""
@@ -496,26 +477,25 @@ class Estimator:
         sm_count: int,
     ) -> list[Estimate]:
         # Written for speed: an unseen shape waits for it.
-        slopes, tiles_of, blocks = points.slopes, self._tiles, self._blocks_of(sm_count)
-        total, unseen, log, ranked = sum(weights), self.rule.unseen, math.log, []
-        share, part = (sum(map(mul, weights, each)) / total for each in points.shares)
-        whole, scale = _carrying(slopes, share, part), total / (total + points.far)
+        tiles_of, blocks, log, ranked = self._tiles, self._blocks_of(sm_count), math.log, []
+        total, (waves, busiest, each, rounded) = sum(weights), points.slopes
+        whole, scale = sum(map(mul, weights, points.parts)) / total, total / (total + points.far)
         for place, column, known in points.columns:
-            slowdown, carried = sum(map(mul, weights, column)) / total, whole
+            slowdown, part = sum(map(mul, weights, column)) / total, whole
             if known is not None:
-                own = sum(map(mul, weights, known))
-                slowdown = slowdown * total / own + unseen * (1 - own / total)
                 held = [*map(mul, weights, known)]
-                carried = _carrying(slopes, *(sum(map(mul, held, each)) / own for each in points.shares))
+                own = sum(held)
+                slowdown = slowdown * total / own + self.rule.unseen * (1 - own / total)
+                part = sum(map(mul, held, points.parts)) / own
             tiles = tiles_of(configs[place], problem) if tiles_of is not None else 1
             if tiles > 1:
-                waves, busiest, each, rounded = carried
-                slowdown += each * log(tiles)
+                carried = each * log(tiles)
                 if tiles > sm_count:
-                    slowdown += busiest * log(-(-tiles // sm_count))
+                    carried += busiest * log(-(-tiles // sm_count))
                 at_once = blocks[place] if place < len(blocks) else blocks_in_flight(configs[place], sm_count)
                 if tiles > at_once:
-                    slowdown += waves * log(-(-tiles // at_once)) + rounded * log(tiles / at_once)
+                    carried += waves * log(-(-tiles // at_once)) + rounded * log(tiles / at_once)
+                slowdown += part * carried
             ranked.append((slowdown * scale, place))
         ranked.sort()
         return ranked
@@ -629,14 +609,14 @@ class Estimator:
         slowdowns = [None if time is None else math.log(time / least) for time in us]
         worst = max(slowdown for slowdown in slowdowns if slowdown is not None)
         share = min(max(worst / _EQUAL - 1, 0.0), 1.0)
-        logs, largest = self._logs_of(problem), self._largest
+        logs = self._logs_of(problem)
+        size = sum(compress(logs, self._is_pow2)) / self._largest if self._largest else 1.0
         configs = (*self.table.portfolio, self.default_at(problem))
         return Source(
             entry=entry,
             problem=problem,
             logs=logs,
-            share=share,
-            part=share * sum(compress(logs, self._is_pow2)) / largest if largest else share,
+            part=share * math.sqrt(size),
             us=math.log(least),
             slowdowns=slowdowns,
             counts=self._counts(problem, configs, slowdowns),

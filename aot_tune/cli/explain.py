@@ -252,9 +252,8 @@ def _slopes_lines(slopes: Sequence[float]) -> list[str]:
     if not slopes:
         return []
     names = ("waves", "busiest multiprocessor's tiles", "tiles", "waves not rounded")
-    pairs = zip(names, slopes, slopes[4:], strict=False)
-    listed = ", ".join(f"{name} {plain:+.3f} {shared:+.3f}" for name, plain, shared in pairs)
-    return [f"  slopes of counts, and their slopes times the size's part of the largest: {listed}"]
+    listed = ", ".join(f"{name} {slope:+.3f}" for name, slope in zip(names, slopes, strict=True))
+    return [f"  slopes of counts: {listed}"]
 
 
 def _compared(

@@ -25,8 +25,8 @@ Evidence = Literal["measured", "predicted"]
 class Slopes(NamedTuple):
     """Slopes by which slowdowns are carried from points to other sizes (`aot_tune.choose.points`).
 
-    Each has eight numbers: of the logarithms of waves, of the busiest multiprocessor's tiles, of all tiles
-    and of waves that are not rounded; and four that are multiplied by the size's part of the largest.
+    Each has four numbers: of the logarithms of waves, of the busiest multiprocessor's tiles, of all tiles and
+    of waves that are not rounded.
     """
 
     inside: tuple[float, ...]

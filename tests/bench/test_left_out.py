@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import dataclasses
+
 import pytest
 
 from aot_tune.bench import __main__ as bench
 from aot_tune.bench import left_out
 from aot_tune.choose.left_out import Left
+from tests.support.samples import scale_table
 
 
 def test_a_summary_counts_where_the_choice_loses_to_the_default() -> None:
@@ -15,6 +18,15 @@ def test_a_summary_counts_where_the_choice_loses_to_the_default() -> None:
     assert (found.sizes, found.worst, found.high) == (3, pytest.approx(10.0), pytest.approx(10.0))
     assert found.lost == pytest.approx(100 / 3)
     assert left_out.summary([]) is None
+
+
+def test_a_bucket_left_out_is_near_where_others_of_its_classes_are_within_a_doubling() -> None:
+    table = scale_table()
+    one = table.entries[1]
+    entries = [dataclasses.replace(one, bucket=one.bucket.replaced(N=n)) for n in (1024, 1536, 8192)]
+    table = dataclasses.replace(table, entries=tuple(entries))
+    assert [left_out.way(table, entry.bucket) for entry in entries] == ["near", "near", "far"]
+    assert left_out.way(dataclasses.replace(table, entries=(one,)), one.bucket) is None
 
 
 def test_it_is_printed_with_a_row_for_each_way(capsys: pytest.CaptureFixture[str]) -> None:
