@@ -15,9 +15,11 @@ import typer
 
 from aot_tune.bench import words
 from aot_tune.bench.libraries import fetched
-from aot_tune.bench.libraries.runs import Run, tasks
-from aot_tune.bench.libraries.sites import MODELS, SITES
-from aot_tune.nvidia.nvml import visible_gpus
+from aot_tune.bench.libraries.runs import Run, Task, recorded_on, tasks
+from aot_tune.bench.libraries.sites import HELD_OUT, MODELS, SITES
+from aot_tune.errors import UsageError
+from aot_tune.nvidia.nvml import driver_version, visible_gpus
+from aot_tune.values.text import aligned
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -33,13 +35,17 @@ def _recorded(
     site: Annotated[list[str] | None, typer.Option(help="A site; repeatable. By default all.")] = None,
     model: Annotated[list[str] | None, typer.Option(help="A model; repeatable. By default all.")] = None,
     limit_s: Annotated[float, typer.Option(min=1, help="Seconds after which everything ends.")] = 3600.0,
+    held_out: Annotated[
+        bool,
+        typer.Option("--held-out", help="Call models that are not recorded with the tables: a miss fails."),
+    ] = False,
     fetch: Annotated[
         bool, typer.Option("--fetch", help="Fetch FlashInfer's cuTile code, and no more.")
     ] = False,
 ) -> int:
     """Record the tables of FlashInfer and TileGym that are shipped, on all GPUs of this host."""
     words.check_known(site or (), SITES, "no site is called")
-    words.check_known(model or (), MODELS, "no model is called")
+    words.check_known(model or (), {**MODELS, **HELD_OUT}, "no model is called")
     if fetch:
         fetched.fetch()
         print(f"flashinfer-python {fetched.VERSION} is in {fetched.FOLDER}")
@@ -48,17 +54,30 @@ def _recorded(
     if not gpus:
         print("aot_tune.bench.libraries: no GPU here; run it on a GPU host", file=sys.stderr)
         return 1
+    here = (gpus[0].name, driver_version() or "")
+    if others := recorded_on(out) - {here}:
+        name, driver = others.pop()
+        raise UsageError(f"{out} was recorded on {name} with driver {driver}; name another folder: --out")
+    models = list(HELD_OUT) if held_out else model or list(MODELS)
     run, wanted = (
-        Run(out, [gpu.index for gpu in gpus], limit_s),
-        tasks(site or list(SITES), model or list(MODELS)),
+        Run(out, [gpu.uuid or str(gpu.index) for gpu in gpus], limit_s),
+        tasks(site or list(SITES), models),
     )
     run.record(wanted)
-    ended = {task: run.ended(task) for task in wanted}
-    failed = [f"{task.site} {task.model} {line}" for task in wanted for line in ended[task] if "\t" in line]
-    count, every = sum(map(len, ended.values())), sum(task.shapes for task in wanted)
-    print(f"{count} of {every} shapes are recorded, {len(failed)} of them failed; tables: {out / 'tables'}")
-    print("\n".join(failed))
-    return 0 if count == every and not failed else 1
+    return _reported(run, wanted)
+
+
+def _reported(run: Run, wanted: Sequence[Task]) -> int:
+    """Print the calls of each site that ended, and those that failed; return the exit status."""
+    rows, count, failures = [("site", "shapes", "ended", "failed")], 0, 0
+    for site in dict.fromkeys(task.site for task in wanted):
+        tasks_there = [task for task in wanted if task.site == site]
+        lines = [line for task in tasks_there for line in run.ended(task)]
+        failed = sum("\t" in line for line in lines)
+        rows.append((site, str(sum(task.shapes for task in tasks_there)), str(len(lines)), str(failed)))
+        count, failures = count + len(lines), failures + failed
+    print("\n".join(aligned(rows)))
+    return 0 if count == sum(task.shapes for task in wanted) and not failures else 1
 
 
 if __name__ == "__main__":

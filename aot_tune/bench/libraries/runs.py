@@ -20,10 +20,11 @@ from contextlib import suppress
 from pathlib import Path
 from typing import NamedTuple
 
+from aot_tune import environment
 from aot_tune.bench.libraries import fetched
-from aot_tune.bench.libraries.sites import MODELS, SITES
+from aot_tune.bench.libraries.sites import HELD_OUT, SITES, shapes_of
 from aot_tune.errors import TableError
-from aot_tune.replay.document import dump
+from aot_tune.replay.document import MOST_LAUNCHED, dump
 from aot_tune.replay.files import listed_recorded, read_recorded
 from aot_tune.replay.table import RecordedTable
 from aot_tune.tables.files import write_atomic
@@ -49,7 +50,13 @@ class Task(NamedTuple):
     @property
     def shapes(self) -> int:
         """Return the number of shapes."""
-        return len(SITES[self.site].shapes(MODELS[self.model]))
+        return len(shapes_of(self.site, self.model))
+
+
+def recorded_on(out: Path) -> set[tuple[str, str]]:
+    """Return the GPU models and drivers that a folder's tables were recorded on."""
+    tables = map(read_recorded, listed_recorded(sorted((out / "work").glob("gpu*"))))
+    return {(table.built_with.device_name, table.built_with.driver) for table in tables}
 
 
 def tasks(sites: Sequence[str], models: Sequence[str]) -> list[Task]:
@@ -59,16 +66,16 @@ def tasks(sites: Sequence[str], models: Sequence[str]) -> list[Task]:
 
 
 class Run:
-    """Records tasks into a folder.
+    """Records tasks into a folder, and calls those of held-out models with its tables, where a miss fails.
 
     Args:
         out: The folder: ``tables`` are the result, ``work`` holds what a later run goes on with.
-        gpus: The numbers of the GPUs.
+        gpus: The GPUs, each as CUDA_VISIBLE_DEVICES names it.
         limit_s: Seconds after which everything is asked to end.
         child: The module that calls a site.
     """
 
-    def __init__(self, out: Path, gpus: Sequence[int], limit_s: float, *, child: str = CHILD) -> None:
+    def __init__(self, out: Path, gpus: Sequence[str], limit_s: float, *, child: str = CHILD) -> None:
         self._out, self._gpus, self._child = out.absolute(), gpus, child
         self._deadline = time.monotonic() + limit_s
         self._waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
@@ -79,7 +86,7 @@ class Run:
         for task in wanted:
             if len(self.ended(task)) < task.shapes:
                 self._waiting.put(task)
-        threads = [threading.Thread(target=self._on, args=(gpu,)) for gpu in self._gpus]
+        threads = [threading.Thread(target=self._on, args=(gpu,)) for gpu in range(len(self._gpus))]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -100,7 +107,7 @@ class Run:
         return self._out / "work" / f"{task.site}.{task.model}.txt"
 
     def _on(self, gpu: int) -> None:
-        """Record waiting tasks on a GPU, one after another."""
+        """Record waiting tasks on a GPU, given by its place, one after another."""
         with suppress(queue.Empty):
             while time.monotonic() < self._deadline:
                 task = self._waiting.get_nowait()
@@ -111,21 +118,22 @@ class Run:
 
     def _one(self, task: Task, gpu: int) -> None:
         """Record a task in a process of its own."""
-        folder, log = self._out / "work" / f"gpu{gpu}", self._lines(task).with_suffix(".log")
-        command = [
-            *(sys.executable, "-m", "aot_tune", "record", "--package", SITES[task.site].library),
-            *("--out", str(folder), "--journal", str(self._out / "work" / "journals" / str(gpu)), "--"),
-            *(sys.executable, "-m", self._child, *task, str(self._lines(task))),
-        ]
+        lines, work = self._lines(task), self._out / "work"
+        words = ["record", "--package", SITES[task.site].library, "--out", str(work / f"gpu{gpu}")]
+        words += ["--journal", str(work / "journals" / str(gpu))]
+        if task.model in HELD_OUT:
+            words = ["run", "--tables", str(self._out / "tables")]
+        program = [sys.executable, "-m", self._child, *task, str(lines)]
+        command, cores = [sys.executable, "-m", "aot_tune", *words, "--", *program], self._cores(gpu)
         started = time.monotonic()
-        with log.open("a") as written:
+        with lines.with_suffix(".log").open("a") as written:
             process = subprocess.Popen(
                 command,
                 cwd=_ROOT,
-                env={**os.environ, **self._variables(gpu)},
+                env={**os.environ, **self._variables(task, gpu)},
                 stdout=written,
                 stderr=subprocess.STDOUT,
-                preexec_fn=lambda: os.sched_setaffinity(0, self._cores(gpu)),  # it compiles on these alone
+                preexec_fn=lambda: os.sched_setaffinity(0, cores),  # it compiles on these alone
             )
             try:
                 process.wait(max(0.0, self._deadline - time.monotonic()))
@@ -134,18 +142,19 @@ class Run:
         state = f"{len(self.ended(task))} of {task.shapes} shapes, {time.monotonic() - started:.0f} s"
         print(f"GPU {gpu}: {task.site} {task.model}: {state}, exit code {process.returncode}", flush=True)
 
-    def _variables(self, gpu: int) -> Mapping[str, str]:
+    def _variables(self, task: Task, gpu: int) -> Mapping[str, str]:
         paths = [_ROOT, *(_ROOT / folder for folder in (fetched.FOLDER, fetched.TILEGYM))]
         known = os.environ.get("PYTHONPATH", "")
         return {
-            "CUDA_VISIBLE_DEVICES": str(gpu),
+            "CUDA_VISIBLE_DEVICES": self._gpus[gpu],
+            **({environment.ON_MISS: "error"} if task.model in HELD_OUT else {}),
             "PYTHONPATH": os.pathsep.join([*map(str, paths), *([known] if known else [])]),
         }
 
     def _cores(self, gpu: int) -> set[int]:
         """Return this GPU's share of the cores."""
-        cores, place = sorted(os.sched_getaffinity(0)), list(self._gpus).index(gpu)
-        return set(cores[place :: len(self._gpus)]) or set(cores)
+        cores = sorted(os.sched_getaffinity(0))
+        return set(cores[gpu :: len(self._gpus)]) or set(cores)
 
     def _merged(self) -> dict[Path, RecordedTable]:
         """Return the tables of all GPUs, those of one kernel in one.
@@ -175,7 +184,7 @@ def joined(one: RecordedTable, other: RecordedTable) -> RecordedTable:
         )
     known = {(entry.space, entry.problem) for entry in one.entries}
     added = [entry for entry in other.entries if (entry.space, entry.problem) not in known]
-    launched = sorted({*one.launched, *other.launched})
+    launched = sorted({*one.launched, *other.launched})[:MOST_LAUNCHED]
     return dataclasses.replace(one, entries=(*one.entries, *added), launched=tuple(launched))
 
 

@@ -11,23 +11,58 @@ from typing import NamedTuple
 
 Shape = tuple[int, ...]
 
-ROWS = (1, 256, 64, 16, 4, 128, 32, 8, 2)
-"""Rows of a decode step where their number is compiled in; most wanted first."""
-
-TOKENS = (1, 8192, 16, 1024, 128, 4096, 4, 64, 512, 2048, 256, 32, 8, 2)
-"""Tokens of a step where their number is passed at launch: every power of two."""
-
 PAGE = 16
 """Tokens in a page of the cache of keys and values."""
-
-PAGES = (16_384, 131_072)
-"""Pages of that cache. Each serves caches from a quarter of it, exclusively, to twice as many pages."""
 
 MLA_PAGE = 64
 """Tokens in a page of the cache of multi-head latent attention."""
 
 LATENT, ROTATED, UNROTATED = 512, 64, 128
 """Widths of multi-head latent attention: compressed, rotated, and unrotated before compression."""
+
+
+class Steps(NamedTuple):
+    """Sizes of the steps of a server, most wanted first."""
+
+    rows: tuple[int, ...]
+    """Rows of a decode step where their number is compiled in."""
+
+    tokens: tuple[int, ...]
+    """Tokens of a step where their number is passed at launch."""
+
+    decoding: tuple[tuple[int, int], ...]
+    """Sequences, and tokens of each."""
+
+    pages: tuple[int, ...]
+    """Pages of the cache of keys and values."""
+
+    prefilling: tuple[tuple[int, int], ...]
+    """Sequences, and tokens of each."""
+
+
+_SHORT = tuple((batch, length) for length in (2048, 512) for batch in (1, 256, 64, 16, 4))
+_SPLIT = tuple((batch, length) for length in (8192, 32_768, 4096, 16_384) for batch in (1, 4, 16, 64))
+
+RECORDED = Steps(
+    rows=(1, 256, 64, 16, 4, 128, 32, 8, 2),
+    tokens=(1, 8192, 16, 1024, 128, 4096, 4, 64, 512, 2048, 256, 32, 8, 2),
+    decoding=_SHORT + _SPLIT,
+    pages=(16_384, 131_072),
+    prefilling=(
+        *((1, 2048), (1, 8192), (4, 2048), (1, 512), (1, 4096)),
+        *((1, 1024), (16, 512), (8, 1024), (1, 128)),
+    ),
+)
+"""Recorded steps: powers of two. A number of pages serves more than a quarter of it to twice as many."""
+
+ODD = Steps(
+    rows=(1, 8, 64, 256),
+    tokens=(3, 11, 100, 300, 900, 1777, 5000),
+    decoding=((3, 1000), (23, 1900), (100, 700), (200, 1200)),
+    pages=(20_000,),
+    prefilling=((1, 1500), (3, 700), (1, 2048)),
+)
+"""Steps of models that are not recorded, which show what the recorded ones serve."""
 
 
 class Model(NamedTuple):
@@ -55,7 +90,14 @@ MODELS: dict[str, Model] = {
     "gpt-oss-120b": Model(2880, 2880, 64, 8, 64, 128),
     "deepseek-v3-tp8": Model(7168, 2304, 16, 0, 192, 256),
 }
-"""The models, each with the number of GPUs that share a layer."""
+"""Recorded models, each with the number of GPUs that share a layer."""
+
+HELD_OUT: dict[str, Model] = {
+    "qwen2.5-7b": Model(3584, 18_944, 28, 4, 128),
+    "llama-3.2-3b": Model(3072, 8192, 24, 8, 128),
+    "kimi-k2-tp8": Model(7168, 2304, 8, 0, 192, 384),
+}
+"""Models that are never recorded."""
 
 
 class Site(NamedTuple):
@@ -64,7 +106,7 @@ class Site(NamedTuple):
     library: str
     """The library's package."""
 
-    shapes: Callable[[Model], Sequence[Shape]]
+    shapes: Callable[[Model, Steps], Sequence[Shape]]
     """Shapes of a model's layers, most wanted first; none where the model has no such layer."""
 
 
@@ -90,94 +132,101 @@ def _layers(model: Model) -> list[tuple[int, int]]:
     ]  # fmt: skip
 
 
-def _products(sizes: Sequence[int], multiple: int = 1) -> Callable[[Model], list[Shape]]:
-    """Return the function from a model to M, N and K, of layers whose N and K are multiples."""
+def _products(field: str, multiple: int = 1) -> Callable[[Model, Steps], list[Shape]]:
+    """Return the function to M, from a field of the steps, N and K; N and K are multiples of `multiple`."""
 
-    def shapes(model: Model) -> list[Shape]:
+    def shapes(model: Model, steps: Steps) -> list[Shape]:
         layers = [(n, k) for n, k in _layers(model) if n % multiple == k % multiple == 0]
-        return [(rows, n, k) for rows in sizes for n, k in layers]
+        return [(rows, n, k) for rows in getattr(steps, field) for n, k in layers]
 
     return shapes
 
 
-def _latent_products(model: Model) -> list[Shape]:
+def _latent_products(model: Model, steps: Steps) -> list[Shape]:
     """Return heads, tokens, N and K of the products with a compressed key and value."""
     if model.kv_heads:
         return []
     widths = ((LATENT, UNROTATED), (UNROTATED, LATENT))
-    return [(model.heads, tokens, n, k) for tokens in TOKENS for n, k in widths]
+    return [(model.heads, tokens, n, k) for tokens in steps.tokens for n, k in widths]
 
 
-def _decoding(model: Model) -> list[Shape]:
+def _decoding(model: Model, steps: Steps) -> list[Shape]:
     """Return batch, heads, KV heads, head, pages of a sequence, and pages of the cache."""
     if not model.kv_heads:
         return []
     heads = model.heads, model.kv_heads, model.head
-    short = [(batch, length) for length in (2048, 512) for batch in (1, 256, 64, 16, 4)]
-    split = [(batch, length) for length in (8192, 32_768, 4096, 16_384) for batch in (1, 4, 16, 64)]
     return [
-        (batch, *heads, length // PAGE, pages)
-        for pages in PAGES
-        for batch, length in (*short, *split)
-        if batch * length <= pages * PAGE
+        (batch, *heads, -(-length // PAGE), pages)
+        for pages in steps.pages
+        for batch, length in steps.decoding
+        if batch * -(-length // PAGE) <= pages
     ]
 
 
-def _latent_decoding(model: Model) -> list[Shape]:
+def _latent_decoding(model: Model, steps: Steps) -> list[Shape]:
     """Return batch, heads, pages of a sequence, and pages of the cache."""
     if model.kv_heads:
         return []
-    pages = 8192
+    pages = steps.pages[0] // 2
     return [
-        (batch, model.heads, length // MLA_PAGE, pages)
-        for length in (2048, 8192, 32_768, 512)
-        for batch in (1, 64, 16, 4, 256)
-        if batch * length <= pages * MLA_PAGE
+        (batch, model.heads, -(-length // MLA_PAGE), pages)
+        for batch, length in steps.decoding
+        if batch * -(-length // MLA_PAGE) <= pages
     ]
 
 
-def _prefilling(model: Model) -> list[Shape]:
+def _prefilling(model: Model, steps: Steps) -> list[Shape]:
     """Return batch, tokens of a sequence, heads, KV heads and head."""
     if not model.kv_heads:
         return []
-    sizes = [(1, 2048), (1, 8192), (4, 2048), (1, 512), (1, 4096), (1, 1024), (16, 512), (8, 1024), (1, 128)]
-    return [(batch, length, model.heads, model.kv_heads, model.head) for batch, length in sizes]
+    return [(batch, length, model.heads, model.kv_heads, model.head) for batch, length in steps.prefilling]
 
 
-def _attention(model: Model) -> list[Shape]:
+def _attention(model: Model, steps: Steps) -> list[Shape]:
     """Return batch, heads, KV heads, tokens of a sequence and head."""
-    return [(b, heads, kv, length, head) for b, length, heads, kv, head in _prefilling(model)]
+    return [(b, heads, kv, length, head) for b, length, heads, kv, head in _prefilling(model, steps)]
 
 
-def _rotating(model: Model) -> list[Shape]:
+def _rotating(model: Model, steps: Steps) -> list[Shape]:
     """Return batch, heads, KV heads, tokens of a sequence, which are compiled in, and head."""
     if not model.kv_heads:
         return []
-    return [(rows, model.heads, model.kv_heads, 1, model.head) for rows in ROWS]
+    return [(rows, model.heads, model.kv_heads, 1, model.head) for rows in steps.rows]
 
 
 SITES: dict[str, Site] = {
-    "mm_bf16": Site("flashinfer", _products(ROWS)),
-    "fp8_groupwise": Site("flashinfer", _products(ROWS, 128)),
+    "mm_bf16": Site("flashinfer", _products("rows")),
+    "fp8_groupwise": Site("flashinfer", _products("rows", 128)),
     "decode_paged": Site("flashinfer", _decoding),
     "decode_mla": Site("flashinfer", _latent_decoding),
     "prefill_ragged": Site("flashinfer", _prefilling),
     "prefill_paged": Site("flashinfer", _prefilling),
     "bmm_bf16": Site("flashinfer", _latent_products),
     "rope_quantize_fp8": Site(
-        "flashinfer", lambda model: [] if model.kv_heads else [(rows, model.heads) for rows in ROWS]
+        "flashinfer",
+        lambda model, steps: [] if model.kv_heads else [(rows, model.heads) for rows in steps.rows],
     ),
-    "matmul": Site("tilegym", _products(TOKENS)),
+    "matmul": Site("tilegym", _products("tokens")),
     "bmm": Site("tilegym", _latent_products),
     "attention": Site("tilegym", _attention),
     "rope": Site("tilegym", _rotating),
-    "silu_and_mul": Site("tilegym", lambda model: [(rows, model.inner) for rows in TOKENS]),
+    "silu_and_mul": Site("tilegym", lambda model, steps: [(rows, model.inner) for rows in steps.tokens]),
     "softmax": Site(
-        "tilegym", lambda model: [(rows, model.experts) for rows in ROWS] if model.experts else []
+        "tilegym",
+        lambda model, steps: [(rows, model.experts) for rows in steps.rows] if model.experts else [],
     ),
-    "persistent_layer_norm": Site("tilegym", lambda model: [(rows, model.hidden) for rows in TOKENS]),
+    "persistent_layer_norm": Site(
+        "tilegym", lambda model, steps: [(rows, model.hidden) for rows in steps.tokens]
+    ),
 }
 """The sites by name."""
+
+
+def shapes_of(site: str, model: str) -> Sequence[Shape]:
+    """Return the shapes at a site of a model: at recorded steps, or odd ones where it is held out."""
+    if model in HELD_OUT:
+        return SITES[site].shapes(HELD_OUT[model], ODD)
+    return SITES[site].shapes(MODELS[model], RECORDED)
 
 
 def label(shape: Shape) -> str:

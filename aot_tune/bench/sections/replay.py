@@ -1,4 +1,4 @@
-"""Time operations of TileGym as the library comes, and replayed from recorded tables, on one GPU.
+"""Time operations of TileGym and FlashInfer as they come, and replayed from recorded tables, on one GPU.
 
 Each operation is recorded in a process of its own. Then three processes wait side by side: `bare`, the
 library as it comes; `compiled`, replayed from the recorded tables; `cubins`, replayed from the tables and an
@@ -20,7 +20,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,7 @@ from typing import Any
 import aot_tune
 from aot_tune import environment
 from aot_tune.bench import words
+from aot_tune.bench.libraries import fetched
 from aot_tune.bench.sections.part import Part, Request
 from aot_tune.declare.selection import chosen_arch
 from aot_tune.errors import UsageError
@@ -43,8 +44,22 @@ SHAPES: Mapping[str, Sequence[tuple[int, ...]]] = {
     "rope": ((1, 32, 8, 4096, 128), (1, 64, 8, 2048, 128), (4, 32, 4, 1024, 128)),
     "layer_norm": ((4096, 4096), (8192, 1280), (2048, 8192)),
     "persistent_layer_norm": ((4096, 4096), (8192, 1280), (2048, 8192)),
+    "mm_bf16": ((64, 6144, 4096), (256, 4096, 14336), (1, 10240, 8192)),
+    "bmm_bf16": ((16, 1024, 512, 128), (16, 64, 128, 512), (128, 16, 512, 128)),
+    "fp8_groupwise": ((64, 4608, 7168), (256, 7168, 2304), (1, 6144, 4096)),
+    "decode_paged": (
+        (64, 32, 8, 128, 128, 16_384),
+        (1, 64, 8, 128, 512, 16_384),
+        (256, 16, 2, 128, 32, 16_384),
+    ),
+    "decode_mla": ((64, 16, 32, 8192), (1, 16, 128, 8192), (16, 128, 32, 8192)),
+    "prefill_ragged": ((1, 2048, 32, 8, 128), (4, 2048, 64, 8, 64), (16, 512, 16, 2, 128)),
+    "prefill_paged": ((1, 2048, 32, 8, 128), (4, 2048, 64, 8, 64), (16, 512, 16, 2, 128)),
+    "rope_quantize_fp8": ((64, 16), (256, 16), (1, 128)),
 }
-"""Shapes of LLM servers by operation, with which `aot_tune.bench.children.replay` calls it.
+"""Shapes of LLM servers by operation, with which `aot_tune.bench.children.operations` calls it.
+
+TileGym's operations come first, then FlashInfer's, from mm_bf16 on.
 
 The hidden sizes of silu_and_mul differ, because the library's cache does not distinguish rows.
 """
@@ -73,8 +88,14 @@ COMMAND_LINE = "aot_tune"
 _LINES = 12
 """Printed last lines of a process's stderr: what recording reports, or why a process died."""
 
-_BESIDE = Path("build/third-party/tilegym")
-"""Folder of the library, by `make third-party`."""
+FLASHINFER = tuple(SHAPES)[list(SHAPES).index("mm_bf16") :]
+"""FlashInfer's operations."""
+
+_FETCHED = {
+    "tilegym": (fetched.TILEGYM, "make third-party"),
+    "flashinfer": (fetched.FOLDER, "make flashinfer"),
+}
+"""Folder of each library, and the command that puts it there."""
 
 
 class ReplayError(Exception):
@@ -86,23 +107,28 @@ def run(request: Request) -> Iterator[Part]:
     names = request.kernels or tuple(SHAPES)
     words.check_known(names, SHAPES, "replay has no operation")
     arch = str(chosen_arch(None))
-    yield from measured(names, arch, paths=library_paths(), limit_s=request.limit_s)
+    paths = library_paths({"flashinfer" if name in FLASHINFER else "tilegym" for name in names})
+    yield from measured(names, arch, paths=paths, limit_s=request.limit_s)
 
 
-def library_paths() -> list[Path]:
-    """Return the folders for the processes' path to import TileGym, none where it is installed.
+def library_paths(libraries: Collection[str]) -> list[Path]:
+    """Return the folders for the processes' path to import libraries, none of those that are installed.
 
     Raises:
-        UsageError: TileGym cannot be found.
+        UsageError: A library cannot be found.
     """
-    if find_spec("tilegym") is not None:
-        return []
-    if (_BESIDE / "tilegym").is_dir():
-        return [_BESIDE.absolute()]
-    raise UsageError(
-        "replay measures TileGym, which cannot be imported here: make third-party puts it into "
-        f"{_BESIDE}; if it is elsewhere, name that folder in PYTHONPATH"
-    )
+    paths = []
+    for library in sorted(libraries):
+        folder, command = _FETCHED[library]
+        if find_spec(library) is not None:
+            continue
+        if not (folder / library).is_dir():
+            raise UsageError(
+                f"replay measures {library}, which cannot be imported here: {command} puts it into {folder}; "
+                "if it is elsewhere, name that folder in PYTHONPATH"
+            )
+        paths.append(folder.absolute())
+    return paths
 
 
 def measured(
@@ -172,7 +198,7 @@ class _Operation:
         self._variables = {**kept, "PYTHONPATH": os.pathsep.join(folders), "CUDA_TILE_CACHE_DIR": "off"}
 
     def import_for_recording(self) -> None:
-        """Start the process that will record, which imports the library and waits."""
+        """Start the process that will record, which imports torch and waits."""
         if "record" not in self._started:
             self._start("record", "record", "--out", str(self._tables), "--", *self._call)
 
@@ -208,7 +234,7 @@ class _Operation:
         return figures | self._compared(waiting)
 
     def _start_all(self) -> dict[str, _Child]:
-        """Start the three processes. They import; on a command they make their context and tensors."""
+        """Start the three processes. On a command they import the library, and make context and tensors."""
         bare = self._child("bare", self._call)
         compiled = self._start("compiled", "run", "--tables", str(self._tables), "--", *self._call)
         cubins = ["--tables", str(self._archives), "--", *self._call, "--no-compiler"]
@@ -390,6 +416,7 @@ def _shape(
         "first_ms": {name: answer["ms"] for name, answer in first.items()},
     }
     replayed = [name for name in first if name != "bare"]
+    figures["bits equal"] = {name: first[name].get("bits") == first["bare"].get("bits") for name in replayed}
     figures["speed-up"] = {name: round(first["bare"]["ms"] / first[name]["ms"], 1) for name in replayed}
     if missing := first.get("cubins", {}).get("missing"):
         figures[COMPILED] = missing
@@ -436,6 +463,13 @@ def summary(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         if ups:
             mean = math.exp(statistics.fmean(map(math.log, ups.values())))
             result[f"speed-up, {variant}"] = {"geometric mean": round(mean, 1), **_extreme("least", ups, min)}
+    result["bits not equal to the library's own"] = [
+        f"{name} {shape}, {variant}"
+        for name, operation in measured.items()
+        for shape, measured_shape in operation["shapes"].items()
+        for variant, equal in measured_shape["bits equal"].items()
+        if not equal
+    ]
     result |= _from_cubins(searching)
     for do, title in (("gpu", "recorded winner over own"), ("later", "later calls over bare")):
         ratios = {

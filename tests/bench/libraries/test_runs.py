@@ -8,11 +8,13 @@ from pathlib import Path
 
 import pytest
 
+from aot_tune import environment
 from aot_tune.bench.libraries import __main__ as command
 from aot_tune.bench.libraries import runs
 from aot_tune.bench.libraries.runs import Run, Task, joined, tasks
-from aot_tune.bench.libraries.sites import MODELS, SITES, label
+from aot_tune.bench.libraries.sites import HELD_OUT, MODELS, SITES, label, shapes_of
 from aot_tune.errors import TableError
+from aot_tune.nvidia.nvml import Gpu
 from aot_tune.replay.files import read_recorded
 from aot_tune.replay.table import Library
 from tests.support.children.library_on_the_stand_in import SMALL
@@ -25,7 +27,7 @@ WANTED = [Task("bmm", MODEL), Task("softmax", MODEL)]
 class Scripted(Run):
     """Ends `most` calls of a task in each process, and writes a table for each task."""
 
-    def __init__(self, out: Path, most: int = 100, gpus: tuple[int, ...] = (0, 1)) -> None:
+    def __init__(self, out: Path, most: int = 100, gpus: tuple[str, ...] = ("0", "1")) -> None:
         super().__init__(out, gpus, 60.0)
         self.most = most
         self.started: list[Task] = []
@@ -35,9 +37,7 @@ class Scripted(Run):
         if task not in self.started:
             self.both.wait(30)  # both GPUs are busy
         self.started.append(task)
-        left = [label(shape) for shape in SITES[task.site].shapes(MODELS[task.model])][
-            len(self.ended(task)) :
-        ]
+        left = [label(shape) for shape in shapes_of(*task)][len(self.ended(task)) :]
         with self._lines(task).open("a") as lines:
             lines.writelines(f"{name}\n" for name in left[: self.most])
         write(self._out / "work" / f"gpu{gpu}", with_entries(entry(problem=problem(1024 << gpu))))
@@ -73,10 +73,60 @@ def test_a_later_run_goes_on_and_a_task_that_ends_too_often_is_left(tmp_path: Pa
 
 
 def test_nothing_begins_after_the_limit(tmp_path: Path) -> None:
-    run = Scripted(tmp_path, gpus=(0,))
+    run = Scripted(tmp_path, gpus=("0",))
     run._deadline = 0.0
     run.record(WANTED)
     assert run.started == []
+
+
+def test_a_model_that_is_held_out_is_replayed_with_the_tables_and_a_miss_fails(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[list[str], str | None]] = []
+
+    class Ended:
+        returncode = 0
+
+        def __init__(self, command: list[str], *, env: dict[str, str], **_: object) -> None:
+            started.append((command, env.get(environment.ON_MISS)))
+
+        def wait(self, seconds: float) -> None:
+            pass
+
+    monkeypatch.setattr(runs.subprocess, "Popen", Ended)
+    monkeypatch.setattr(runs, "MOST_STARTS", 1)
+    Run(tmp_path, ["0"], 60.0).record([Task("softmax", MODEL), Task("softmax", "kimi-k2-tp8")])
+    (recorded, unset), (replayed, on_miss) = started
+    assert (recorded[3:6], unset) == (["record", "--package", "tilegym"], None)
+    assert (replayed[3:6], on_miss) == (["run", "--tables", str(tmp_path / "tables")], "error")
+    assert "kimi-k2-tp8" in HELD_OUT
+
+
+def test_a_folder_of_another_gpu_s_tables_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "work" / "gpu0", TABLE)
+    gpu = Gpu(index=0, name="NVIDIA H100", arch=TABLE.arch, uuid="GPU-0")
+    monkeypatch.setattr(command, "visible_gpus", lambda: (gpu,))
+    monkeypatch.setattr(command, "driver_version", lambda: TABLE.built_with.driver)
+    assert command.main(["--out", str(tmp_path)]) == 2
+    assert "was recorded on NVIDIA H200 with driver 580.159.04" in capsys.readouterr().err
+
+
+def test_the_command_counts_calls_by_site(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    gpu = Gpu(index=0, name="NVIDIA H200", arch=TABLE.arch, uuid="GPU-0")
+    monkeypatch.setattr(command, "visible_gpus", lambda: (gpu,))
+    monkeypatch.setattr(command, "driver_version", lambda: TABLE.built_with.driver)
+    monkeypatch.setattr(command, "Run", lambda out, gpus, limit_s: Scripted(out, gpus=tuple(gpus)))
+    words = ["--out", str(tmp_path), "--site", "softmax", "--site", "rope", "--model", MODEL]
+    assert command.main(words) == 0
+    assert capsys.readouterr().out.splitlines()[1].split() == ["softmax", "9", "9", "0"]
+    with (tmp_path / "work" / f"softmax.{MODEL}.txt").open("a") as lines:
+        lines.write("failed\t4096x256\n")
+    assert command.main(words) == 1
+    assert capsys.readouterr().out.splitlines()[1].split() == ["softmax", "9", "10", "1"]
 
 
 def test_tables_of_one_kernel_are_joined_where_conditions_are_the_same() -> None:
@@ -94,10 +144,9 @@ def test_flashinfer_s_prefill_and_decode_are_recorded_in_processes_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the stand-in driver, compiling for real."""
-    small = {name: SITES[name]._replace(shapes=lambda _, name=name: SMALL[name]) for name in SMALL}
-    monkeypatch.setattr(runs, "SITES", small)
+    monkeypatch.setattr(runs, "shapes_of", lambda site, model: SMALL[site])
     wanted = [Task("prefill_ragged", "llama-3.1-8b"), Task("decode_mla", MODEL)]
-    run = Run(tmp_path, (0, 1), 900.0, child="tests.support.children.library_on_the_stand_in")
+    run = Run(tmp_path, ("0", "1"), 900.0, child="tests.support.children.library_on_the_stand_in")
     run.record(wanted)
     logs = "".join(path.read_text() for path in (tmp_path / "work").glob("*.log"))
     assert [run.ended(task) for task in wanted] == [["1x128x8x2x64"], ["2x16x2x16", "1x16x2x16"]], logs

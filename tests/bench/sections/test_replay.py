@@ -12,6 +12,7 @@ from typing import Any
 
 import pytest
 
+from aot_tune.bench.libraries import fetched
 from aot_tune.bench.sections import replay
 from aot_tune.bench.sections.part import Part, Request
 from aot_tune.errors import UsageError
@@ -221,9 +222,9 @@ def test_a_missing_library_is_said_with_the_command_that_fetches_it(
     monkeypatch.setattr(replay, "find_spec", lambda name: None)
     monkeypatch.chdir(tmp_path)
     with pytest.raises(UsageError, match=r"make third-party .* name that folder in PYTHONPATH"):
-        replay.library_paths()
+        replay.library_paths(["tilegym"])
     (tmp_path / "build" / "third-party" / "tilegym" / "tilegym").mkdir(parents=True)
-    assert replay.library_paths() == [tmp_path / "build" / "third-party" / "tilegym"]
+    assert replay.library_paths(["tilegym"]) == [tmp_path / "build" / "third-party" / "tilegym"]
 
 
 @pytest.mark.parametrize(
@@ -241,6 +242,12 @@ def test_slower_is_more_than_a_tie_and_in_every_round(ratio: dict[str, float], s
 # TileGym on the stand-in driver -----------------------------------------------------------------
 
 NEEDS_TILEGYM = pytest.mark.skipif(not (FOLDER / "tilegym").is_dir(), reason=MISSING)
+
+NEEDS_FLASHINFER = pytest.mark.skipif(
+    not (fetched.FOLDER / "flashinfer").is_dir(), reason="FlashInfer is not fetched: make flashinfer"
+)
+
+TILEGYM = [name for name in SMALL if name not in replay.FLASHINFER]
 
 SHORT = ("softmax",)
 """The operation of `make test`: its configs compile fast."""
@@ -267,7 +274,11 @@ def answers(name: str, *options: str, commands: Sequence[dict[str, Any]]) -> lis
 @pytest.mark.process
 @NEEDS_TILEGYM
 @pytest.mark.parametrize(
-    "name", [one if one in SHORT else pytest.param(one, marks=pytest.mark.slow) for one in SMALL]
+    "name",
+    [
+        *(one if one in SHORT else pytest.param(one, marks=pytest.mark.slow) for one in TILEGYM),
+        *(pytest.param(one, marks=(pytest.mark.slow, NEEDS_FLASHINFER)) for one in replay.FLASHINFER),
+    ],
 )
 def test_an_operation_is_called_as_its_library_has_it(name: str) -> None:
     commands = [{"do": "prepare"}, *({"do": do, "shape": 0} for do in ("first", "gpu", "later", "first"))]
@@ -305,3 +316,22 @@ def test_an_operation_is_recorded_compiled_and_replayed(monkeypatch: pytest.Monk
         assert one["first_ms"]["bare"] > one["first_ms"]["compiled"] > one["first_ms"]["cubins"]
         assert "compiled although cubins were given" not in one
     assert isinstance(found[1], Part)
+
+
+@pytest.mark.slow
+@pytest.mark.process
+@NEEDS_FLASHINFER
+@pytest.mark.parametrize(
+    "name", ["bmm_bf16", "decode_paged", "decode_mla", "prefill_ragged", "prefill_paged"]
+)
+def test_flashinfer_s_operations_are_replayed_from_cubins_without_a_compiler(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(replay, "SHAPES", SMALL)
+    paths = [fetched.FOLDER.absolute()]
+    figures = next(iter(replay.measured([name], "sm90", paths=paths, child=ON_THE_STAND_IN))).figures
+    assert "failed" not in figures, figures
+    assert figures["searches"] == 1
+    (one,) = figures["shapes"].values()
+    assert "compiled although cubins were given" not in one, one
+    assert one["first_ms"]["bare"] > one["first_ms"]["cubins"]

@@ -11,7 +11,9 @@ from typing import Any
 import torch
 
 from aot_tune.bench.children import replay as replay_child
+from aot_tune.bench.libraries import fetched
 from aot_tune.bench.sections import replay
+from tests.support.children import library_on_the_stand_in
 from tests.support.played_cuda import on_the_stand_in
 from tests.support.tilegym_sites import FOLDER
 
@@ -26,6 +28,7 @@ SMALL = {
     "rope": ((1, 8, 2, 512, 64),),
     "layer_norm": ((500, 512),),
     "persistent_layer_norm": ((500, 512),),
+    **{name: shapes[:1] for name, shapes in library_on_the_stand_in.SMALL.items()},
 }
 """The shapes in the place of those of LLM servers."""
 
@@ -44,7 +47,7 @@ class Event:
 
 
 def main() -> None:
-    sys.path.append(str(FOLDER))
+    sys.path += [str(FOLDER), str(fetched.FOLDER.absolute())]
     shapes: Any = replay.SHAPES
     shapes.update(SMALL)
     with on_the_stand_in():
