@@ -47,7 +47,7 @@ from aot_tune.replay.record.search import (
 )
 from aot_tune.replay.record.turn import turn
 from aot_tune.replay.spelling import space_hash, spelled, texts_of
-from aot_tune.replay.table import Library, RecordedEntry, RecordedTable, file_name, name_of
+from aot_tune.replay.table import Launched, Library, RecordedEntry, RecordedTable, file_name, name_of
 from aot_tune.serve.runtime import runtime
 from aot_tune.tables.files import check_replaceable, check_writable, write_atomic
 from aot_tune.tables.store import folder_of_package
@@ -238,6 +238,7 @@ class Recorder:
         self._won: dict[str, list[_Won]] = {}
         self._problems: dict[str, list[Identified]] = {}
         self._launches = Launches(self._remark_on_launch)
+        self._measured: set[tuple[Path, Launched]] = set()
         self.sites: dict[str, Site] = {}
         """Recordings, by place in the library."""
         self.tables: dict[Path, RecordedTable] = {}
@@ -298,6 +299,8 @@ class Recorder:
             if (local := why_local(kernel.empty)) is not None:
                 raise NotRecordableError(local)
             kernel_of(function.__module__, function.__qualname__)
+            if (kernel.path, call.launched) in self._measured:
+                return  # the table has the winner of each search, and the others lost
             with turn(self._journals, _TABLES):
                 table = self._table(kernel)
                 launched = {*table.launched, call.launched} - set(table.won)
@@ -403,7 +406,9 @@ class Recorder:
         timed = [cutile.hints_of(search.kernel(at), task.device.arch) for at in results.times]
         self._launches.searched(task.kernel, timed, known.problem, results.in_parts)
         try:
-            entry = _entry(task, search, results)
+            launches = {at: search.launched(at, task.device.arch) for at in results.times}
+            self._measured |= {(task.path, launched) for launched in launches.values()}
+            entry = _entry(task, results, launches[results.winner])
             times = {known.texts[at]: time for at, time in results.times.items()}
             won.append(_Won(entry=entry, times=times))
             site.gains.append(entry.gain or 1.0)
@@ -535,26 +540,21 @@ def following(earlier: Problem, later: Problem) -> list[str]:
     return names
 
 
-def _entry(task: _Task, search: LibrarySearch, results: Searched) -> RecordedEntry:
-    """Return a table's entry for the winner of a search.
-
-    Raises:
-        CutileError: An argument has no signature.
-    """
+def _entry(task: _Task, results: Searched, launched: Launched) -> RecordedEntry:
+    """Return a table's entry for the winner of a search, and its launch."""
     at, call = results.winner, task.call
     time, first = results.times[at], results.times.get(0)
-    kernel = search.kernel(at)
     return RecordedEntry(
         space=task.space,
         problem=task.known.problem,
         config=spelled(call.space[at]),
-        hints=cutile.hints_of(kernel, task.device.arch),
+        hints=dict(launched.hints),
         grid=tuple(int(size) for size in call.grid_fn(call.space[at])),
         mean_us=time.mean_us,
         error_margin_us=time.error_margin_us,
         num_samples=time.num_samples,
         first_us=first.mean_us if first is not None else None,
-        signature=cutile.signature_of(kernel, search.args(at)),
+        signature=launched.signature,
     )
 
 

@@ -26,10 +26,12 @@ from aot_tune.replay.problem import Problem, parameters_of, read_argument, read_
 from aot_tune.replay.record.ahead import Tried
 from aot_tune.replay.record.journal import SearchJournal
 from aot_tune.replay.record.memory import Memory, stores_of
+from aot_tune.replay.table import Launched
 from aot_tune.serve.runtime import runtime
 from aot_tune.tuner.choose.times import finalists, is_tie
 from aot_tune.tuner.measure.rounds import MOST_ROUNDS, combined, in_turn, settled, usable
 from aot_tune.tuner.outcome import Failure, Measurement, Stage
+from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.text import error_in_words
@@ -178,12 +180,16 @@ class LibrarySearch:
             )
         return self._kernels[at]
 
-    def args(self, at: int) -> tuple[Any, ...]:
-        """Return the arguments of a config, with their contents from before the search."""
-        args = self._call.args_of(self._call.space[at])
+    def launched(self, at: int, arch: Arch) -> Launched:
+        """Return the launch of a config. The arguments keep their contents from before the search.
+
+        Raises:
+            CutileError: An argument has no signature.
+        """
+        kernel, args = self.kernel(at), self._call.args_of(self._call.space[at])
         if self._memory is not None:
             self._restore(args)
-        return args
+        return Launched(tuple(cutile.hints_of(kernel, arch).items()), cutile.signature_of(kernel, args))
 
     def _restore(self, args: Sequence[Any]) -> None:
         """Restore contents. Torch copies on its own stream, and the library may launch on another."""

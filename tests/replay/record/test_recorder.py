@@ -517,6 +517,18 @@ def test_a_launch_of_what_no_search_measured_is_in_the_table(recorder: Recorder,
     assert (recorder.sites, list(recorder.tables.values())) == ({}, [table])
 
 
+def test_a_config_that_lost_gets_no_cubin_where_the_library_launches_it(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    x, out = tensors(1024)
+    best = tuned(x, out).best.config
+    for config in SPACE:  # as a library does that looks for NaN
+        kernel = scale_kernel.replace_hints(**tuned_once.hints_of(config))
+        tuned_once.ct.launch(0, (-(-1024 // config.TILE), 1, 1), kernel, (x, out, 1024, 2.0, config.TILE))
+    (won,) = read(tmp_path).compilations
+    assert f"_I{best.TILE}" in won.signature
+
+
 def test_a_search_that_cutile_makes_leaves_its_configs_out_of_the_table(
     recorder: Recorder, tmp_path: Path
 ) -> None:
