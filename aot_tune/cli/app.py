@@ -343,8 +343,8 @@ def compile(
     if kernels := [name for name in named if name in declared]:
         raise UsageError(f"{kernels[0]} is a kernel, not an arch: write --kernel {kernels[0]}")
     command.remark(find.folder_remarks())
-    tables = [*listed_recorded(find.folders(module or ())), *shipped_for(module or ())]
     names, dotted = find.split(kernel or ())
+    tables = [*listed_recorded(find.folders(module or ())), *shipped_for([*(module or ()), *dotted])]
     archs = tuple(dict.fromkeys(map(selection.chosen_arch, named or [None])))
     alone = not names and bool(dotted or (tables and not declared))
     if alone and not kernel:
@@ -689,7 +689,7 @@ def doctor(
     from aot_tune.declare.blanks import blank_mistakes, refuse_blanks
     from aot_tune.declare.checks import declaration_problems
     from aot_tune.declare.discovery import find_tunables
-    from aot_tune.replay.files import listed_recorded
+    from aot_tune.replay.files import listed_recorded, shipped_for
 
     target = selection.chosen_arch(arch)
     if kernel is None:
@@ -702,7 +702,7 @@ def doctor(
     if "." in kernel:
         if problem or as_json:
             raise UsageError(f"{kernel} is a recorded kernel: doctor prints all its problems, as text")
-        paths = listed_recorded(find.folders(module or ()))
+        paths = [*listed_recorded(find.folders(module or ())), *shipped_for([kernel])]
         command.put(answered_lines(kernel, paths, find.archs_of(paths, kernel), target))
         return
     kernels = selection.chosen_kernels(find_tunables(module or ()), [kernel])

@@ -126,5 +126,9 @@ def test_shipped_tables_are_compiled_by_the_library_s_module(
     result = CliRunner().invoke(app, words)
     assert result.exit_code == 0, result.stderr
     assert Archive(path.parent / FILE_NAME).kernels == (NAME,)
+    for verb in ("show", "doctor"):
+        result = CliRunner().invoke(app, [verb, NAME, "--arch", "sm90"])
+        assert result.exit_code == 0, result.stderr
+        assert str(path) in result.stdout
     write(tmp_path / "libraries", table(source_hash="0" * 16))
     assert "changed since it was recorded" in str(tabled_kernel(path))

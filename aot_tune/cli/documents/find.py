@@ -143,6 +143,7 @@ def _installed_tables(
     installed, broken = package_folders(modules)
     named = [*named_folders(), *installed]
     paths = [path for folder in dict.fromkeys(named) for path in store.listed(folder)]
+    paths += shipped_for([*modules, *([kernel] if kernel else [])])
     chosen = _chosen(paths, kernel, arch)
     if chosen:
         warn_of(broken)
