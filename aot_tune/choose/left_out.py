@@ -214,11 +214,8 @@ class LeaveOut:
     def _legal_at(self, source: Source) -> tuple[Mapping[int, float], int]:
         """Return the log slowdowns of the configs that may run at a point, and the default's column."""
         configs = (*self.table.portfolio, self.estimator.default_at(source.problem))
-        slowdowns = {
-            configs.index(config): slowdown
-            for config, slowdown in reversed([*zip(configs, source.slowdowns, strict=True)])
-            if slowdown is not None and self.tunable.refusal(config, self.table.arch, source.problem) is None
-        }
+        pairs = reversed([*zip(configs, source.slowdowns, strict=True)])
+        slowdowns = {configs.index(config): own for config, own in pairs if own is not None}
         return slowdowns, configs.index(configs[-1])
 
 

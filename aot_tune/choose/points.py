@@ -41,7 +41,7 @@ from collections import defaultdict
 from collections.abc import Callable, Collection, Sequence
 from functools import partial
 from itertools import compress
-from operator import mul, ne, sub
+from operator import add, mul, ne, sub
 from typing import NamedTuple
 
 from aot_tune.tables.states import in_worst_state
@@ -270,6 +270,19 @@ class Source(NamedTuple):
     counts: Sequence[Counts]
     """Counts of each column on the measured GPU."""
 
+    kept: dict[Sequence[float], list[float]]
+    """Answers of `rests`."""
+
+    def rests(self, slopes: Sequence[float]) -> list[float]:
+        """Return the slowdowns without what counts add by some slopes; 0 without a time."""
+        if slopes not in self.kept:
+            pairs = zip(self.slowdowns, self.counts, strict=True)
+            self.kept[slopes] = [
+                0.0 if slowdown is None else slowdown - self.part * sum(map(mul, slopes, counts))
+                for slowdown, counts in pairs
+            ]
+        return self.kept[slopes]
+
 
 def _counts(tiles: int, at_once: int, sm_count: int) -> Counts:
     """Return the counts of this many tiles, of which a GPU runs some at a time."""
@@ -309,19 +322,15 @@ class Points:
         return [source.part for source in self.sources]
 
     @lazy
-    def columns(self) -> list[tuple[int, list[float], list[float] | None]]:
+    def columns(self) -> list[tuple[int, tuple[float, ...], list[float] | None]]:
         """Columns with a time: place, slowdowns without what counts add, where it has times unless at all."""
         columns = []
-        for place, column in enumerate(zip(*[source.slowdowns for source in self.sources], strict=True)):
-            known = [float(slowdown is not None) for slowdown in column]
-            if any(known):
-                rests = [
-                    0.0
-                    if slowdown is None
-                    else slowdown - source.part * sum(map(mul, self.slopes, source.counts[place]))
-                    for slowdown, source in zip(column, self.sources, strict=True)
-                ]
-                columns.append((place, rests, known if 0.0 in known else None))
+        slowdowns = zip(*[source.slowdowns for source in self.sources], strict=True)
+        rests = zip(*[source.rests(self.slopes) for source in self.sources], strict=True)
+        for place, (column, rest) in enumerate(zip(slowdowns, rests, strict=True)):
+            missing = column.count(None)
+            if missing < len(column):
+                columns.append((place, rest, [float(one is not None) for one in column] if missing else None))
         return columns
 
     def weights(self, logs: Sequence[float]) -> list[float]:
@@ -437,8 +446,9 @@ class Estimator:
         self._is_pow2 = [isinstance(axis, Pow2) for axis in table.axes.values()]
         self._is_exact = [not is_pow2 for is_pow2 in self._is_pow2]
         self._sources: dict[Problem, list[Source]] = {}
-        self._points: dict[Problem | tuple[object, ...], Points] = {}
-        self._kept_groups: dict[tuple[object, ...], list[list[tuple[int, int]]]] = {}
+        self._points: dict[Problem, Points] = {}
+        self._shared: dict[tuple[object, ...], Points] = {}
+        self._kept_apart: dict[tuple[object, ...], list[int]] = {}
         self._blocks: dict[int, list[int]] = {}
 
     def estimates(
@@ -515,12 +525,13 @@ class Estimator:
         """Return the points of the nearest buckets; kept by bucket, and shared by buckets with the same."""
         points = self._points.get(bucket)
         if points is None:
-            if len(self._points) >= _MOST_KEPT:
-                self._points.clear()
             places = self._nearest(bucket)
             key = (self._classes_of(bucket), *places)
-            points = self._points.get(key) or self.points_of(bucket, [self._timed[place] for place in places])
-            self._points[bucket] = self._points[key] = points
+            points = self._shared.get(key) or self.points_of(bucket, [self._timed[place] for place in places])
+            for kept in (self._points, self._shared):
+                if len(kept) >= _MOST_KEPT:
+                    kept.clear()
+            self._points[bucket] = self._shared[key] = points
         return points
 
     def points_of(self, bucket: Problem, entries: Sequence[Entry]) -> Points:
@@ -545,40 +556,35 @@ class Estimator:
     def _nearest(self, bucket: Problem, without: Collection[Exact] = ()) -> list[int]:
         # Written for speed: an unseen shape waits for it. Whole numbers, so that equal distances are equal.
         logs, most = self._logs_of(bucket), self.rule.most_near
-        groups = [*zip(self._shapes, self._groups(logs, self._classes_of(bucket)), strict=True)]
-        if without:
-            groups = [(shape, group) for shape, group in groups if shape[0] not in without]
-        exact, near = [*compress(logs, self._is_exact)], list[tuple[int, int]]()
+        exact = [*compress(logs, self._is_exact)]
         if len(exact) == 2:
             x, y = exact
-            aparts = [(round(_UNIT * (abs(x - a) + abs(y - b))), group) for (_, (a, b)), group in groups]
+            aparts = [round(_UNIT * (abs(x - a) + abs(y - b))) for a, b in self._shapes.values()]
         else:
-            aparts = [(round(_UNIT * sum(map(abs, map(sub, exact, at)))), group) for (_, at), group in groups]
-        for least, apart, group in sorted([(apart + group[0][0], apart, group) for apart, group in aparts]):
-            if len(near) == most and least > near[-1][0]:
-                break
-            near = sorted(near + [(apart + distance, place) for distance, place in group])[:most]
-        return [place for _, place in near]
+            aparts = [round(_UNIT * sum(map(abs, map(sub, exact, at)))) for at in self._shapes.values()]
+        if without:
+            pairs = zip(self._shapes, aparts, strict=True)
+            aparts = [_HIDDEN if shape in without else apart for shape, apart in pairs]
+        distances = [*map(add, map(aparts.__getitem__, self._shape_of), self._apart_otherwise(bucket, logs))]
+        limit = min(sorted(distances)[:most][-1], _HIDDEN - 1)
+        near = [(distance, place) for place, distance in enumerate(distances) if distance <= limit]
+        return [place for _, place in sorted(near)[:most]]
 
-    def _groups(self, logs: Sequence[float], classes: tuple[Value, ...]) -> list[list[tuple[int, int]]]:
-        """Return the nearest buckets of each of `_shapes`, by classes and Pow2 axes, which alone decide.
-
-        There are few such, so the answers are kept.
-        """
-        key = (classes, *compress(logs, self._is_pow2))
-        groups = self._kept_groups.get(key)
-        if groups is None:
-            pow2, distances = key[1:], dict[Exact, list[tuple[int, int]]]()
-            for place, entry in enumerate(self._timed):
+    def _apart_otherwise(self, bucket: Problem, logs: Sequence[float]) -> list[int]:
+        """Return the distance of each timed bucket by classes and Pow2 axes; few such, so it is kept."""
+        classes, pow2 = self._classes_of(bucket), [*compress(logs, self._is_pow2)]
+        key = (classes, *pow2)
+        if key not in self._kept_apart:
+            if len(self._kept_apart) >= _MOST_KEPT:
+                self._kept_apart.clear()
+            apart = self._kept_apart[key] = []
+            for entry in self._timed:
                 at = compress(self._logs_of(entry.bucket), self._is_pow2)
                 others = sum(map(ne, classes, self._classes_of(entry.bucket)))
-                apart = sum(map(abs, map(sub, pow2, at))) + self.rule.other_class * others
-                distances.setdefault(self.exact(entry.bucket), []).append((round(_UNIT * apart), place))
-            groups = [sorted(distances[shape])[: self.rule.most_near] for shape, _ in self._shapes]
-            if len(self._kept_groups) >= _MOST_KEPT:
-                self._kept_groups.clear()
-            self._kept_groups[key] = groups
-        return groups
+                apart.append(
+                    round(_UNIT * (sum(map(abs, map(sub, pow2, at))) + self.rule.other_class * others))
+                )
+        return self._kept_apart[key]
 
     def left_out(self, entry: Entry) -> dict[Problem, float]:
         """Return the rule's regret at each point of an entry, t / t_best - 1, estimated from its others.
@@ -611,7 +617,9 @@ class Estimator:
         share = min(max(worst / _EQUAL - 1, 0.0), 1.0)
         logs = self._logs_of(problem)
         size = sum(compress(logs, self._is_pow2)) / self._largest if self._largest else 1.0
+        tiles, sm_count = self._tiles, self.table.built_with.sm_count
         configs = (*self.table.portfolio, self.default_at(problem))
+        blocks = [*self._blocks_of(sm_count), blocks_in_flight(configs[-1], sm_count)]
         return Source(
             entry=entry,
             problem=problem,
@@ -619,21 +627,14 @@ class Estimator:
             part=share * math.sqrt(size),
             us=math.log(least),
             slowdowns=slowdowns,
-            counts=self._counts(problem, configs, slowdowns),
+            counts=[
+                _NONE
+                if slowdown is None or tiles is None
+                else _counts(tiles(config, problem), at_once, sm_count)
+                for config, slowdown, at_once in zip(configs, slowdowns, blocks, strict=True)
+            ],
+            kept={},
         )
-
-    def _counts(
-        self, problem: Problem, configs: Sequence[Config], slowdowns: Sequence[float | None]
-    ) -> list[Counts]:
-        """Return the counts of configs at a point; zeros without a time or `tiles`."""
-        tiles, sm_count = self._tiles, self.table.built_with.sm_count
-        if tiles is None:
-            return [_NONE] * len(configs)
-        blocks = [*self._blocks_of(sm_count), blocks_in_flight(configs[-1], sm_count)]
-        return [
-            _NONE if slowdown is None else _counts(tiles(config, problem), at_once, sm_count)
-            for config, slowdown, at_once in zip(configs, slowdowns, blocks, strict=True)
-        ]
 
     def _blocks_of(self, sm_count: int) -> list[int]:
         """Return the number of blocks of each member of the portfolio that a GPU runs at a time."""
@@ -666,10 +667,16 @@ class Estimator:
         return [entry for entry in self.table.entries if entry.is_timed()]
 
     @lazy
-    def _shapes(self) -> list[tuple[Exact, list[float]]]:
-        """Sizes of these entries' buckets on the Exact axes, each once, and their logarithms."""
-        buckets = {self.exact(entry.bucket): entry.bucket for entry in self._timed}
-        return [(shape, [*compress(self._logs_of(of), self._is_exact)]) for shape, of in buckets.items()]
+    def _shapes(self) -> dict[Exact, list[float]]:
+        """Sizes of these entries' buckets on the Exact axes, each once, with their logarithms."""
+        buckets = (entry.bucket for entry in self._timed)
+        return {self.exact(of): [*compress(self._logs_of(of), self._is_exact)] for of in buckets}
+
+    @lazy
+    def _shape_of(self) -> list[int]:
+        """Position among `_shapes` of each of these entries."""
+        places = {shape: place for place, shape in enumerate(self._shapes)}
+        return [places[self.exact(entry.bucket)] for entry in self._timed]
 
     @lazy
     def _largest(self) -> float:
@@ -682,8 +689,11 @@ class Estimator:
         return {config: place for place, config in reversed([*enumerate(self.table.portfolio)])}
 
 
-_UNIT = 1e9
-"""Units of a doubling in which distances are compared."""
+_UNIT = 1e6
+"""Units of a doubling in which distances are compared: they stay small whole numbers, which are fast."""
+
+_HIDDEN = 1 << 29
+"""Distance of a bucket that is left out."""
 
 _MOST_KEPT = 1024
 """Most sets of points that are kept, and of lists of distances; beyond it all are dropped."""
