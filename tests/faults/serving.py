@@ -999,7 +999,7 @@ def foreign_caches(row: Row) -> None:
         "1e308": lambda key: _entry(key, config={"constants": {"tile_m": 1e308, "tile_n": 64}, "hints": {}}),
         "a list": lambda key: b"[]",
         "cut": lambda key: _entry(key)[:-20],
-        "another's key": lambda key: _entry(dataclasses.replace(key, kernel="other")),
+        "another's key": lambda key: _entry(key._replace(kernel="other")),
         "negative time": lambda key: _entry(key, mean_us=-1),
     }
     for name, content in contents.items():

@@ -280,10 +280,13 @@ def loaded():
     return sorted(name for name in kernels if name in torch.ops.aot_tune or name == "matmul_fp8_block")
 
 print(json.dumps([loaded(), "torch._dynamo" in sys.modules, "sympy" in sys.modules]))
+from aot_tune.nvidia import nvml
+asked, ask = [], nvml.ask_for_gpus
+nvml.ask_for_gpus = lambda: ask() or asked.append("cuda.tile" in sys.modules)
 torch.cuda.is_initialized = torch.cuda.is_current_stream_capturing = lambda: True
 from aot_tune.kernels import rms_norm
 torch.cuda.is_initialized = torch.cuda.is_current_stream_capturing = lambda: False
-print(json.dumps(loaded()))
+print(json.dumps([loaded(), asked[:1]]))
 
 def function(x):
     from aot_tune.kernels import softmax
@@ -303,7 +306,7 @@ def test_a_kernel_is_imported_when_it_is_first_used_and_alone() -> None:
     assert done.returncode == 0, done.stderr
     package, first, traced, every = map(json.loads, done.stdout.splitlines())
     assert package == [[], False, False], "kernels, and torch's tracing compiler"
-    assert first == ["rms_norm"], "in a capture"
+    assert first == [["rms_norm"], [False]], "in a capture, and NVML is asked before cuda.tile is imported"
     assert traced == [["layer_norm", "rms_norm", "softmax"], [2, 8]], "in a trace, by name and as an operator"
     assert every == sorted(CASES), "in a process that has some of them"
 

@@ -14,9 +14,8 @@ import os
 import stat
 import time
 from collections.abc import Iterator
-from dataclasses import dataclass, fields
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from aot_tune import environment
 from aot_tune.errors import AotTuneError, CacheWarning, NewerSchemaError, TableError
@@ -41,8 +40,7 @@ LockState = Literal["held", "busy", "none"]
 """State of a lock: this process holds it; another held it longer than the wait; it cannot be acquired."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Key:
+class Key(NamedTuple):
     """Everything that a cached winner depends on."""
 
     kernel: str
@@ -69,8 +67,7 @@ class Key:
     @property
     def document(self) -> dict[str, object]:
         """Key as the file holds it."""
-        # `asdict` copies deeply, which would take half of the time of a look-up.
-        return {field.name: getattr(self, field.name) for field in _FIELDS} | {"bucket": dict(self.bucket)}
+        return self._asdict() | {"bucket": dict(self.bucket)}
 
     @property
     def place(self) -> str:
@@ -80,7 +77,6 @@ class Key:
         return f"{kernel_folder(self.arch, self.kernel)}/{digest}.json"
 
 
-_FIELDS = fields(Key)
 _sorted_text = json.JSONEncoder(sort_keys=True).encode  # `json.dumps` makes an encoder each time
 
 

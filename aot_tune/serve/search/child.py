@@ -18,7 +18,6 @@ from collections.abc import Sequence
 
 from aot_tune import environment
 from aot_tune.declare.declaration import Declaration
-from aot_tune.declare.discovery import module_of
 from aot_tune.errors import TableError
 from aot_tune.serve.fork import ForkSafe
 from aot_tune.serve.search.trial import Winner
@@ -76,6 +75,8 @@ def fastest(
     limit_s: float,
 ) -> Winner | None:
     """Check and time configs on generated arguments; None where the child fails or exceeds the limit."""
+    from aot_tune.declare.discovery import module_of  # 2 ms, which only a search without a table takes
+
     module = module_of(tunable)
     if module in (None, "__main__"):  # another process cannot import it
         return None

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import dataclasses
 import json
 import multiprocessing
 import os
@@ -51,11 +50,11 @@ def test_a_config_that_names_its_kernel_is_read_again(folder: Path) -> None:
     assert UserCache(folder).read(KEY) == named
 
 
-@pytest.mark.parametrize("field", [field.name for field in dataclasses.fields(Key)])
+@pytest.mark.parametrize("field", Key._fields)
 def test_an_entry_is_found_by_nothing_but_its_whole_key(folder: Path, field: str) -> None:
     UserCache(folder).write(KEY, CONFIG, 12.5)
     other = (("M", 128), ("dtype", "bfloat16")) if field == "bucket" else "other"
-    assert UserCache(folder).read(dataclasses.replace(KEY, **{field: other})) is None
+    assert UserCache(folder).read(KEY._replace(**{field: other})) is None
 
 
 def test_places_are_those_of_the_releases_before() -> None:
@@ -181,7 +180,7 @@ def test_b7_the_lock_of_a_killed_holder_is_free(folder: Path, holder: subprocess
 @pytest.mark.process
 def test_b7_another_entry_is_not_held_up(folder: Path, holder: subprocess.Popen[str]) -> None:
     """B7: one lock an entry."""
-    with UserCache(folder).locked(dataclasses.replace(KEY, kernel="other"), 0.5) as state:
+    with UserCache(folder).locked(KEY._replace(kernel="other"), 0.5) as state:
         assert state == "held"
 
 
@@ -280,7 +279,7 @@ def test_b16_the_entries_of_a_newer_release_are_neither_read_nor_touched(
 
 def test_b14_a_bucket_with_a_path_in_it_stays_inside_the_folder(folder: Path, tmp_path: Path) -> None:
     """B14: only the digest of a bucket is in a path."""
-    key = dataclasses.replace(KEY, bucket=(("dtype", "../../../x"), ("layout", "\0" + "y" * 300)))
+    key = KEY._replace(bucket=(("dtype", "../../../x"), ("layout", "\0" + "y" * 300)))
     UserCache(folder).write(key, CONFIG, 1.0)
     assert UserCache(folder).read(key) == CONFIG
     assert everything(tmp_path) == sorted([folder, *everything(folder)])
@@ -409,7 +408,7 @@ def test_b15_what_another_user_owns_on_the_way_is_left_out(
 # Warnings ---------------------------------------------------------------------------------------------------
 
 
-OTHER_KEYS = [dataclasses.replace(KEY, bucket=(("M", m), ("dtype", "bfloat16"))) for m in (64, 128, 256)]
+OTHER_KEYS = [KEY._replace(bucket=(("M", m), ("dtype", "bfloat16"))) for m in (64, 128, 256)]
 
 
 @pytest.mark.parametrize("error", [OSError(30, "Read-only file system"), OSError(28, "No space left")])
