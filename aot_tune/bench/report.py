@@ -295,6 +295,9 @@ def _serving(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
             row = [_marked(name.removeprefix("first launch: "), record)]
             row += [_ms(figures, kernel) for kernel in ("rms_norm", "matmul", "rope")]
             first.append([*row, str(figures.get("processes", 1))])
+            if any(key.startswith("rms_norm: ") for key in figures):
+                for what, kernel in (("the first launch", "rms_norm"), ("the next kernel's", "matmul")):
+                    other.append([f"of {what}, `{kernel}`", _parts(figures, kernel, f"{kernel}_ms")])
         elif name.startswith("launch, "):
             for what, key in (("", ""), (", grad off", "grad off: ")):
                 text = f"{_us(figures, f'{key}above_us')} above a bare `ct.launch` of"
@@ -328,27 +331,34 @@ def _client(title: str, figures: Mapping[str, Any]) -> Iterator[list[str]]:
         texts = (f"{figures[f'{name}_ms']:.1f} ms ({figures[f'{name}_cpu_ms']:.1f} of CPU)" for name in names)
         return ", ".join(texts)
 
-    def parts(begin: str, whole: float) -> str:
-        own = {name: ms for name, ms in figures.items() if name.startswith(begin) and name.endswith("_ms")}
-        texts = [f"{name[len(begin) : -3]} {ms:.1f}" for name, ms in own.items()]
-        return f"{', '.join(texts)}, all else {whole - sum(own.values()):.1f} ms"
-
     yield [f"{title}: process start, import of transformers", took("start", "torch_import")]
     if "import_ms" in figures:
         yield [
             f"{title}: import of cuTile, serving, the kernels",
             took("cutile_import", "serve_import", "import"),
         ]
-        yield [f"{title}: of the kernels' import", parts("import: ", figures["import_ms"])]
+        yield [f"{title}: of the kernels' import", _parts(figures, "import", "import_ms")]
     yield [f"{title}: first request, another length next", took("first", "next")]
     if "import_ms" in figures:
-        yield [f"{title}: of the first request", parts("first: ", figures["first_ms"])]
+        yield [f"{title}: of the first request", _parts(figures, "first", "first_ms")]
     steady = (
         f"{name[8:-3]} {ms:.2f} ms"
         for name, ms in figures.items()
         if name.startswith("steady, ") and name.endswith("_ms")
     )
     yield [f"{title}: steady", ", ".join(steady)]
+
+
+def _parts(figures: Mapping[str, Any], of: str, whole: str) -> str:
+    """Return the milliseconds of the parts of a whole, those of at least 0.05 ms, and of all else."""
+    begin = f"{of}: "
+    own = {
+        name[len(begin) : -3]: ms
+        for name, ms in figures.items()
+        if name.startswith(begin) and name.endswith("_ms")
+    }
+    rest = {"all else": figures[whole] - sum(own.values())}
+    return ", ".join(f"{part} {ms:.1f}" for part, ms in (own | rest).items() if ms >= 0.05) + " ms"
 
 
 def _after_prime(title: str, processes: Sequence[Mapping[str, Any]]) -> Iterator[list[str]]:

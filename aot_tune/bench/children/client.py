@@ -75,19 +75,24 @@ class Profile:
         setattr(holder, name, timed)
 
     def measure_serving(self) -> None:
-        """Count the parts of imports and first launches; before any kernel is imported."""
+        """Count the parts of first launches, which ``serve/INSIDE.md`` lists, and of imports that follow."""
+        from aot_tune.cubins.archive import Section
         from aot_tune.serve import kernels, loader
         from aot_tune.serve.launch import dispatch
         from aot_tune.serve.search.live import LiveSearch
 
         self.measure("tables", loader, "load")
         self.measure("hinted kernels", kernels.HintedKernels, "of")
+        for name in ("check_arguments", "follow_problem", "check_problem", "follow_args"):
+            self.measure("arguments", dispatch, name)
         self.measure("look-ups", dispatch, "resolve")
         self.measure("searches", LiveSearch, "winner")
-        self.measure("cubins", kernels.Cubins, "sections")
-        self.measure("cubins", kernels.Cubins, "find")
+        for name in ("sections", "find"):
+            self.measure("archives", kernels.Cubins, name)
+        self.measure("decompression", Section, "cubin")
+        self.measure("the driver's consent", kernels, "_refusal")
         self.measure("cuTile and driver", dispatch.Dispatcher, "_fire")
-        self.measure("rest of launches", dispatch.Dispatcher, "_slow")
+        self.measure("memo", dispatch.Dispatcher, "_remember")
 
 
 def replace_layers(model: Any) -> None:

@@ -17,6 +17,7 @@ import cuda.tile as ct
 import torch
 
 import aot_tune
+from aot_tune.bench.children.client import Profile
 from aot_tune.bench.host import launches_us, resident_mb
 from aot_tune.cubins.archive import FILE_NAME, Archive
 from aot_tune.declare.discovery import OWN_KERNELS, find_tunables
@@ -134,7 +135,13 @@ def first_launches() -> dict[str, Any]:
     """Time `Tunable.launch` from cubins in ms, without a compiler; a process pays some costs only once."""
     _without_compiler()
     calls = [(tunable, _args(tunable)) for tunable in _LAUNCHED]
-    return {f"{tunable.name}_ms": _ms(partial(tunable.launch, *args)) for tunable, args in calls}
+    profile, figures = Profile(), dict[str, Any]()
+    profile.measure_serving()
+    for tunable, args in calls:
+        profile.ms.update(dict.fromkeys(profile.ms, 0.0))
+        figures[f"{tunable.name}_ms"] = _ms(partial(tunable.launch, *args))
+        figures |= {f"{tunable.name}: {part}_ms": round(ms, 3) for part, ms in profile.ms.items()}
+    return figures
 
 
 def after_prime() -> dict[str, Any]:

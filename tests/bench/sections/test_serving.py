@@ -61,7 +61,10 @@ TORCH: dict[str, Any] = {
 FIGURES: dict[str, dict[str, Any]] = {
     "tune_first": {**MS, "rms_norm_configs": 8},
     "bare_first": MS,
-    "first_launches": {**MS, "rope_ms": 1.2},
+    "first_launches": {
+        **MS, "rope_ms": 1.2,
+        "rms_norm: look-ups_ms": 0.9, "rms_norm: searches_ms": 0.0, "matmul: memo_ms": 0.25,
+    },
     "rms_norm": {"rms_norm_ms": 4503.0, "again_ms": 0.1, "right": True},
     "launches": {"bare_us": 5.0, "launch_us": 6.0, "above_us": 1.0, "grad off: above_us": 0.75},
     "misses": {"64 x 512 x 256 ms": 37.0, "64 x 512 x 256": "searched"},
@@ -114,6 +117,8 @@ def test_every_scenario_is_a_row_of_the_report(tmp_path: Path, monkeypatch: pyte
     for part in parts:
         assert f"| {part.name.removeprefix('first launch: ')}" in text, part.name
     assert "| aot_tune with cubins, no compiler | 5.0 ms | 1.5 ms | 1.2 ms | 2 |" in text
+    assert "| of the first launch, `rms_norm` | look-ups 0.9, all else 4.1 ms |" in text
+    assert "| of the next kernel's, `matmul` | memo 0.2, all else 1.2 ms |" in text
     assert "| Triton, compile cache warm | 4503 ms | | | 1 |" in text
     assert "| launch, with cubins, grad off | 0.75 us above a bare `ct.launch` of 5.00 us |" in text
     assert "| a miss, searched live over cubins | 37.0 ms |" in text
