@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from aot_tune.kernels.operators import Shipped, attending, changing, define, returning
+from aot_tune.nvidia import nvml
 from aot_tune.nvidia.cutile import allow_no_temporary_folder
 
 if TYPE_CHECKING:
@@ -162,6 +163,7 @@ def __getattr__(name: str) -> Any:
     if name not in __all__:
         known = ", ".join(sorted(__all__))
         raise AttributeError(f"module 'aot_tune.kernels' has no attribute {name!r}; it has {known}")
+    nvml.ask_for_gpus()  # NVML answers while the kernel's module imports cuda.tile
     value: Any
     if name == "TUNABLES":
         value = tuple(kernel.imported(f"{kernel.name}_tunable") for kernel in _SHIPPED.values())

@@ -23,7 +23,6 @@ import torch
 from torch.compiler import is_compiling
 
 from aot_tune.errors import LaunchError
-from aot_tune.nvidia import nvml
 
 _LIBRARY: Any = torch.library.Library("aot_tune", "FRAGMENT")  # type: ignore[no-untyped-call]
 """Library of the operators, kept for the life of the process: they would be removed with it."""
@@ -45,7 +44,6 @@ class Shipped(NamedTuple):
 
     def imported(self, name: str) -> Any:
         """Import the kernel's module and return its `name`."""
-        nvml.ask_for_gpus()  # NVML answers while cuda.tile is imported
         return getattr(import_module(f"aot_tune.kernels.{self.place}"), name)
 
     def later(self, prefix: str = "") -> Callable[..., Any]:
