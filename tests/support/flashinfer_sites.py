@@ -101,11 +101,10 @@ _GEMM, _ATTENTION = "gemm.kernels.cutile", "attention.kernels.cutile"
 _QUANTIZATION = "quantization.kernels.cutile"
 
 SITES = {
-    "moe": Site("fused_moe.cutile.moe", _moe, 64, 64, searches=0),
+    "moe": Site("fused_moe.cutile.moe", _moe, 64, searches=0),
     "group quantize": Site(
         f"{_QUANTIZATION}.per_token_group_quant_8bit_cutile",
         lambda m, n: m.per_token_group_quant_8bit_cutile(empty(n, 512), 128),
-        64,
         64,
         searches=0,
     ),
