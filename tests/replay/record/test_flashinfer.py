@@ -18,6 +18,8 @@ from tests.support.flashinfer_sites import FOLDER, MISSING, SITES
 from tests.support.library_sites import Ran
 from tests.support.make import planned_commands
 
+pytestmark = pytest.mark.process
+
 FEW = ("moe", "group quantize", "decode split", "decode paged", "bmm bf16", "gemm beta", "ragged bmm swapped",
        "rope quantize")  # fmt: skip
 """The sites of `make test-slow`: two that search nothing, the decodes, and one of each other family."""
@@ -38,7 +40,6 @@ def launched(ran: Ran, *, shapes: bool = True) -> list[tuple[object, ...]]:
 
 
 @pytest.mark.slow
-@pytest.mark.process
 @pytest.mark.skipif(not (FOLDER / "flashinfer").is_dir(), reason=MISSING)
 @pytest.mark.parametrize("name", EACH)
 def test_every_launch_of_a_site_runs_from_cubins_without_a_compiler(name: str, tmp_path: Path) -> None:
