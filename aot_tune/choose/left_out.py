@@ -8,8 +8,7 @@ slowdowns is fitted by the differences of counts (`aot_tune.choose.points`).
 from __future__ import annotations
 
 import math
-import zlib
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import add, mul, sub
@@ -119,17 +118,10 @@ class LeaveOut:
         tunable: The declaration.
         table: Its table.
         rule: The rule.
-        shapes: The sizes on the Exact axes to leave out; None for all in the table.
     """
 
-    def __init__(
-        self,
-        tunable: Declaration,
-        table: Table,
-        rule: Rule = RULE,
-        shapes: Collection[Exact] | None = None,
-    ) -> None:
-        self.tunable, self.table, self.rule, self.shapes = tunable, table, rule, shapes
+    def __init__(self, tunable: Declaration, table: Table, rule: Rule = RULE) -> None:
+        self.table = table
         self.estimator = Estimator(table, tunable.tiles, partial(tunable.default_config, table.arch), rule)
         self._outside: dict[tuple[object, ...], Case] = {}
         self._legal: dict[Problem, tuple[Mapping[int, float], int]] = {}
@@ -175,8 +167,7 @@ class LeaveOut:
 
     @lazy
     def _sources(self) -> list[Source]:
-        every = [source for entry in self.table.entries for source in self.estimator.sources(entry)]
-        return [s for s in every if self.shapes is None or self.estimator.exact(s.problem) in self.shapes]
+        return [source for entry in self.table.entries for source in self.estimator.sources(entry)]
 
     def _case(self, source: Source, nearest: Entry, points: Points) -> Case:
         if source.problem not in self._legal:
@@ -287,11 +278,7 @@ def fitted_slopes(tunable: Declaration, table: Table, present: Slopes | None = N
     """
     if tunable.tiles is None or not table.entries:
         return None
-    estimator = LeaveOut(tunable, table).estimator
-    shapes = {estimator.exact(entry.bucket) for entry in table.entries}
-    # In an order that no axis decides: every second shape of a sorted list may have the same last size.
-    judged = sorted(shapes, key=lambda shape: zlib.crc32(repr(shape).encode()))[:_MOST_SHAPES]
-    left_out = LeaveOut(tunable, table, shapes=set(judged))
+    left_out = LeaveOut(tunable, table)
     new = fitted(left_out.equations())
     if present is None:
         return new
@@ -324,6 +311,3 @@ _LEAST = 0.001
 _CLEARLY = 0.0005
 """Least difference of mean regrets that decides: a twentieth of a percent. Less is not worth a change that
 has to be reviewed."""
-
-_MOST_SHAPES = 32
-"""Most sizes on the Exact axes to fit to, whose points take up to a second; there may be thousands."""

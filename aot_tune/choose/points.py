@@ -309,7 +309,7 @@ class Points:
         self, sources: Sequence[Source], more: Sequence[float], slopes: Sequence[float], far: float = 0.0
     ) -> None:
         self.sources, self.slopes, self.far = sources, slopes, far
-        self._at = [(source.logs, other) for source, other in zip(sources, more, strict=True)]
+        self._at = [(*source.logs, other) for source, other in zip(sources, more, strict=True)]
 
     @property
     def is_inside(self) -> bool:
@@ -338,44 +338,37 @@ class Points:
         # Written for speed: most kernels have two or three axes.
         if len(logs) == 3:
             x, y, z = logs
-            return [(abs(x - a) + abs(y - b) + abs(z - c) + more) ** -2 for (a, b, c), more in self._at]
+            return [(abs(x - a) + abs(y - b) + abs(z - c) + more) ** -2 for a, b, c, more in self._at]
         if len(logs) == 2:
             x, y = logs
-            return [(abs(x - a) + abs(y - b) + more) ** -2 for (a, b), more in self._at]
-        return [(sum(map(abs, map(sub, logs, other))) + more) ** -2 for other, more in self._at]
+            return [(abs(x - a) + abs(y - b) + more) ** -2 for a, b, more in self._at]
+        return [(sum(map(abs, map(sub, logs, other))) + more) ** -2 for *other, more in self._at]
 
 
 Estimate = tuple[float, int]
 """Log slowdown of a config, relative to a time that all share, and the config's column."""
 
 
-class Estimates:
-    """Estimates of all configs for a size.
+class Estimates(NamedTuple):
+    """Estimates of all configs for a size."""
 
-    Attributes:
-        configs: The configs by column: the portfolio, then the default.
-        ranked: All estimates, least first; ties keep the portfolio's order.
-        points: The points.
-        weights: Their weights, in any unit.
-    """
+    configs: Sequence[Config]
+    """Configs by column: the portfolio, then the default."""
 
-    def __init__(
-        self,
-        configs: Sequence[Config],
-        ranked: Sequence[Estimate],
-        points: Points,
-        weights: Sequence[float],
-        *,
-        default_place: int,
-        unseen: float,
-    ) -> None:
-        """Take the attributes and the following arguments.
+    ranked: Sequence[Estimate]
+    """All estimates, least first; ties keep the portfolio's order."""
 
-        default_place: The column of the default, the first where the portfolio has it too.
-        unseen: As `Rule.unseen`.
-        """
-        self.configs, self.ranked, self.points, self.weights = configs, ranked, points, weights
-        self._default_place, self._unseen = default_place, unseen
+    points: Points
+    """The points."""
+
+    weights: Sequence[float]
+    """Their weights, in any unit."""
+
+    default_place: int
+    """Column of the default, the first where the portfolio has it too."""
+
+    unseen: float
+    """As `Rule.unseen`."""
 
     def parts(self, place: int) -> tuple[float, float]:
         """Return two parts of an estimate: the mean slowdown at the points, and the charge for unseen ones.
@@ -387,19 +380,19 @@ class Estimates:
         known = [(weight, time) for weight, source in pairs if (time := source.slowdowns[place]) is not None]
         own, scale = sum(weight for weight, _ in known), total / (total + self.points.far)
         mean = sum(weight * slowdown for weight, slowdown in known) / own
-        return scale * mean, scale * self._unseen * (1 - own / total)
+        return scale * mean, scale * self.unseen * (1 - own / total)
 
     @property
     def default_slowdown(self) -> float:
         """Log slowdown of the default; infinite without an estimate."""
-        return next((slowdown for slowdown, place in self.ranked if place == self._default_place), math.inf)
+        return next((slowdown for slowdown, place in self.ranked if place == self.default_place), math.inf)
 
     def of(self, entry: Entry) -> Sequence[Estimate]:
         """Return the estimates; of a predicted entry only the default's and those with `PREDICTED_GAIN`."""
         if entry.evidence == "measured":
             return self.ranked
         limit = self.default_slowdown - math.log1p(PREDICTED_GAIN)
-        return [row for row in self.ranked if row[0] <= limit or row[1] == self._default_place]
+        return [row for row in self.ranked if row[0] <= limit or row[1] == self.default_place]
 
     def us(self, slowdown: float) -> float:
         """Return the expected microseconds at a log slowdown, for a size inside a bucket."""
@@ -474,9 +467,7 @@ class Estimator:
         default_place = self._place_of.get(default, len(configs) - 1)
         if default_place < len(configs) - 1:
             ranked = [row for row in ranked if row[1] < len(configs) - 1]
-        return Estimates(
-            configs, ranked, points, weights, default_place=default_place, unseen=self.rule.unseen
-        )
+        return Estimates(configs, ranked, points, weights, default_place, self.rule.unseen)
 
     def _ranked(
         self,
@@ -525,9 +516,9 @@ class Estimator:
         """Return the points of the nearest buckets; kept by bucket, and shared by buckets with the same."""
         points = self._points.get(bucket)
         if points is None:
-            places = self._nearest(bucket)
-            key = (self._classes_of(bucket), *places)
-            points = self._shared.get(key) or self.points_of(bucket, [self._timed[place] for place in places])
+            entries = self.nearest(bucket)
+            key = (self._classes_of(bucket), *map(id, entries))
+            points = self._shared.get(key) or self.points_of(bucket, entries)
             for kept in (self._points, self._shared):
                 if len(kept) >= _MOST_KEPT:
                     kept.clear()
@@ -551,9 +542,6 @@ class Estimator:
             bucket: The bucket.
             without: Sizes on the Exact axes of buckets that are left out.
         """
-        return [self._timed[place] for place in self._nearest(bucket, without)]
-
-    def _nearest(self, bucket: Problem, without: Collection[Exact] = ()) -> list[int]:
         # Written for speed: an unseen shape waits for it. Whole numbers, so that equal distances are equal.
         logs, most = self._logs_of(bucket), self.rule.most_near
         exact = [*compress(logs, self._is_exact)]
@@ -568,7 +556,7 @@ class Estimator:
         distances = [*map(add, map(aparts.__getitem__, self._shape_of), self._apart_otherwise(bucket, logs))]
         limit = min(sorted(distances)[:most][-1], _HIDDEN - 1)
         near = [(distance, place) for place, distance in enumerate(distances) if distance <= limit]
-        return [place for _, place in sorted(near)[:most]]
+        return [self._timed[place] for _, place in sorted(near)[:most]]
 
     def _apart_otherwise(self, bucket: Problem, logs: Sequence[float]) -> list[int]:
         """Return the distance of each timed bucket by classes and Pow2 axes; few such, so it is kept."""

@@ -10,12 +10,10 @@ import pytest
 
 from aot_tune.bench.gpu import shipped
 from aot_tune.bench.left_out import way
-from aot_tune.choose import left_out
 from aot_tune.choose.left_out import Case, Equations, LeaveOut, fitted, fitted_slopes
 from aot_tune.choose.points import COMMON, NO_SLOPES, RULE, Estimator
 from aot_tune.tables.store import package_folder, read_table
 from aot_tune.tables.table import Entry, Point, Slopes, Table
-from aot_tune.values.bucket import Exact
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 from tests.support.samples import DEFAULT, entry, scale, scale_table
@@ -153,26 +151,6 @@ def test_the_present_slopes_stay_unless_others_leave_clearly_less(slower: float,
     table = of_times(lambda n: (10.0, slower), *SHAPES)
     present = Slopes(inside=(10.0, 0.0, 0.0, 0.0), outside=(10.0, 0.0, 0.0, 0.0))
     assert (fitted_slopes(COUNTED, table, present) == present) is stays
-
-
-def test_a_table_of_thousands_of_shapes_is_fitted_to_some_of_them(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Some of all kinds: of 150 widths at two depths, both depths."""
-    large = TABLE.entries[2]
-    shapes = [(n, k) for n in range(1024, 1024 + 16 * 150, 16) for k in (64, 128)]
-    entries = [dataclasses.replace(large, bucket=large.bucket.replaced(N=n, K=k)) for n, k in shapes]
-    axes = {**TABLE.axes, "K": Exact()}
-    table = dataclasses.replace(TABLE, axes=axes, entries=tuple(entries))
-    asked: list[set[tuple[int, ...]]] = []
-    own = LeaveOut.equations
-
-    def equations(judged: LeaveOut) -> object:
-        asked.append({judged.exact(case) for case in judged.outside()})
-        return own(judged)
-
-    monkeypatch.setattr(left_out.LeaveOut, "equations", equations)
-    fitted_slopes(COUNTED, table)
-    assert [len(one) for one in asked] == [32]
-    assert {k for _, k in asked[0]} == {64, 128}
 
 
 @pytest.mark.parametrize("kernel", shipped())
