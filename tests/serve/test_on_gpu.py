@@ -11,7 +11,7 @@ import pytest
 
 from aot_tune import environment
 from aot_tune.serve.runtime import runtime, with_tensors
-from tests.support.samples import scale
+from tests.support.samples import DEFAULT, scale
 from tests.support.serving_children import answer, built, start
 
 pytestmark = pytest.mark.gpu
@@ -125,16 +125,14 @@ class InterfaceAlone:
         self.__cuda_array_interface__ = array.__cuda_array_interface__
 
 
+@pytest.mark.filterwarnings("default")  # those of CuPy's import are not ours to mend
 @pytest.mark.parametrize("wrapped", [lambda array: array, InterfaceAlone], ids=["dlpack", "interface"])
-def test_cupy_s_arrays_are_launched_where_they_are(
-    wrapped: Callable[[Any], Any], monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_cupy_s_arrays_are_launched_where_they_are(wrapped: Callable[[Any], Any]) -> None:
     cupy = pytest.importorskip("cupy")
-    monkeypatch.setenv(environment.ON_MISS, "default")
     source = cupy.random.random((64, 1024), dtype=cupy.float32)
     for _ in range(2):  # the second is launched by the plan of the first
         target = cupy.zeros_like(source)
-        scale.launch(wrapped(source), wrapped(target))
+        scale.launch(wrapped(source), wrapped(target), config=DEFAULT)
         assert bool((target == source * 2).all())
     views = with_tensors((wrapped(source),), runtime())
     assert views[0].data_ptr() == source.data.ptr
