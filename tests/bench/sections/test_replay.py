@@ -321,7 +321,7 @@ def test_an_operation_is_recorded_compiled_and_replayed(monkeypatch: pytest.Monk
 @pytest.mark.slow
 @pytest.mark.process
 @NEEDS_FLASHINFER
-@pytest.mark.parametrize("name", ["decode_paged", "prefill_ragged"])
+@pytest.mark.parametrize("name", ["decode_paged"])
 def test_flashinfer_s_operations_are_replayed_from_cubins_without_a_compiler(
     name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
