@@ -373,7 +373,8 @@ def _after_prime(title: str, processes: Sequence[Mapping[str, Any]]) -> Iterator
 
 def _launch(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
     record = recorded["launch"]
-    ways = ["bare ct.launch", "Tunable.launch", "Tunable.launch, grad off", "tune-once pattern by hand"]
+    named = ("", ", grad off", ", config given")
+    ways = ["bare ct.launch", *(f"Tunable.launch{how}" for how in named), "tune-once pattern by hand"]
     heads = ["host time of a launch", _marked("median", record)]
     yield from _table(heads, [[way, _us(record.figures, way)] for way in ways if way in record.figures])
 

@@ -60,6 +60,13 @@ def test_first_launches_from_cubins_need_no_compiler(run: Run) -> None:
     assert all(told["right"])
 
 
+def test_a_launch_that_names_its_config_asks_nothing_the_second_time(run: Run) -> None:
+    told = run("given_config")
+    assert told["right"]
+    assert told["configs"] > 1
+    assert told["asked"] == told["configs"]
+
+
 def test_after_prime_the_first_launch_of_a_declared_shape_is_like_any(archives: Path, tmp_path: Path) -> None:
     # Five: what comes before cuTile takes 3 us, and moves by 0.4 us from process to process.
     told = [

@@ -47,6 +47,7 @@ def _measured(gpu: BenchGpu) -> dict[str, float]:
         "bare ct.launch": lambda: launch(stream, grid, kernel, arguments),
         "Tunable.launch": lambda: tuned(x, weight, out, 1e-6),
         "Tunable.launch, grad off": lambda: tuned(x, weight, out, 1e-6),
+        "Tunable.launch, config given": lambda: tuned(x, weight, out, 1e-6, config=config),
         "tune-once pattern by hand": by_hand,
         "a Python call": lambda: None,
     }
