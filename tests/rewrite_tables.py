@@ -22,7 +22,7 @@ SHIPPED = Path(__file__).parents[1] / "tuned_configs"
 
 
 def renamed(document: Json) -> Json:
-    """The table with the present keys, made from the former ones: without its eight slopes each."""
+    """The table with the present keys, made from the former ones: without its former slopes."""
     return {key: value for key, value in document.items() if key != "slopes"}
 
 

@@ -290,7 +290,7 @@ def fitted_slopes(tunable: Declaration, table: Table, present: Slopes | None = N
     return new if left[1] < left[0] - _CLEARLY * len(cases) else present
 
 
-_SLOPES = 4
+_SLOPES = 2
 """Number of slopes."""
 
 _MOST_LEFT = 1.0

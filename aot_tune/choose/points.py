@@ -16,14 +16,14 @@ and the config with the least estimate is taken.
   of |log2| of their ratios over all axes, plus `Rule.other_class` for each class value (dtype, flag) that
   differs.
 - **Weight** of a point: 1 / (distance + `_NEARNESS`) ** 2.
-- **Counts**, as logarithms: *waves*, tiles over the blocks that the GPU runs at a time, rounded up; tiles of
-  the *busiest* multiprocessor; all *tiles*; waves *not rounded*, at least 1. At the size they are of the GPU
-  that launches, at a point of the one that was measured. Without `tiles` all are 0.
+- **Counts**, as logarithms: *waves*, tiles over the blocks that the GPU runs at a time, rounded up; *tiles*.
+  At the size they are of the GPU that launches, at a point of the one that was measured. Without `tiles` both
+  are 0.
 - **Slopes**, one for each count, are the table's, fitted to its own points (`aot_tune.choose.left_out`), else
   `COMMON`, which are fitted to all shipped tables.
-- **Part** of a point: the root of the sum of logarithms of its sizes on the Pow2 axes over the table's
-  largest, since small batches are bound by the operand that all their rows share. Times 0 where all configs
-  take equally long within `_EQUAL`, as where a launch takes most of the time; times 1 from twice of it on.
+- **Part** of a point: the sum of logarithms of its sizes on the Pow2 axes over the table's largest, since
+  small batches are bound by the operand that all their rows share. Times 0 where all configs take equally
+  long within `_EQUAL`, as where a launch takes most of the time; times 1 from twice of it on.
 - **Unseen**: `Rule.unseen` times the weight of the points at which the config has no time. A config without
   a time at any point is not estimated.
 
@@ -94,11 +94,11 @@ class Rule(NamedTuple):
 RULE = Rule()
 """Rule that serving follows. ``aot-tune bench --left-out --ablate`` prints what each part gives."""
 
-COMMON = Slopes(inside=(0.262, 0.478, 0.161, -0.08), outside=(0.385, 0.289, -0.389, -0.126))
+COMMON = Slopes(inside=(0.65, 0.299), outside=(0.592, -0.405))
 """Slopes that fit all shipped tables together: of a table without its own, towards which its own are held.
 ``aot-tune bench --left-out --ablate`` prints them anew."""
 
-NO_SLOPES = Slopes(inside=(0.0,) * 4, outside=(0.0,) * 4)
+NO_SLOPES = Slopes(inside=(0.0, 0.0), outside=(0.0, 0.0))
 """Slopes of a kernel without `tiles`."""
 
 _EQUAL = 0.05
@@ -230,10 +230,10 @@ def _overlap(estimates: Estimates, behind: float, fastest: Config) -> str:
 
 # Points -----------------------------------------------------------------------------------------------------
 
-Counts = tuple[float, float, float, float]
-"""Logarithms of a config's waves, tiles of the busiest multiprocessor, tiles, and waves not rounded."""
+Counts = tuple[float, float]
+"""Logarithms of a config's waves and tiles."""
 
-_NONE: Counts = (0.0, 0.0, 0.0, 0.0)
+_NONE: Counts = (0.0, 0.0)
 
 
 def blocks_in_flight(config: Config, sm_count: int) -> int:
@@ -282,17 +282,6 @@ class Source(NamedTuple):
                 for slowdown, counts in pairs
             ]
         return self.kept[slopes]
-
-
-def _counts(tiles: int, at_once: int, sm_count: int) -> Counts:
-    """Return the counts of this many tiles, of which a GPU runs some at a time."""
-    if tiles <= 1:
-        return _NONE
-    log_of_tiles = math.log(tiles)
-    busiest = math.log(-(-tiles // sm_count)) if tiles > sm_count else 0.0
-    if tiles <= at_once:
-        return 0.0, busiest, log_of_tiles, 0.0
-    return math.log(-(-tiles // at_once)), busiest, log_of_tiles, math.log(tiles / at_once)
 
 
 class Points:
@@ -479,7 +468,7 @@ class Estimator:
     ) -> list[Estimate]:
         # Written for speed: an unseen shape waits for it.
         tiles_of, blocks, log, ranked = self._tiles, self._blocks_of(sm_count), math.log, []
-        total, (waves, busiest, each, rounded) = sum(weights), points.slopes
+        total, (of_waves, of_tiles) = sum(weights), points.slopes
         whole, scale = sum(map(mul, weights, points.parts)) / total, total / (total + points.far)
         for place, column, known in points.columns:
             slowdown, part = sum(map(mul, weights, column)) / total, whole
@@ -490,12 +479,10 @@ class Estimator:
                 part = sum(map(mul, held, points.parts)) / own
             tiles = tiles_of(configs[place], problem) if tiles_of is not None else 1
             if tiles > 1:
-                carried = each * log(tiles)
-                if tiles > sm_count:
-                    carried += busiest * log(-(-tiles // sm_count))
+                carried = of_tiles * log(tiles)
                 at_once = blocks[place] if place < len(blocks) else blocks_in_flight(configs[place], sm_count)
                 if tiles > at_once:
-                    carried += waves * log(-(-tiles // at_once)) + rounded * log(tiles / at_once)
+                    carried += of_waves * log(-(-tiles // at_once))
                 slowdown += part * carried
             ranked.append((slowdown * scale, place))
         ranked.sort()
@@ -605,21 +592,20 @@ class Estimator:
         share = min(max(worst / _EQUAL - 1, 0.0), 1.0)
         logs = self._logs_of(problem)
         size = sum(compress(logs, self._is_pow2)) / self._largest if self._largest else 1.0
-        tiles, sm_count = self._tiles, self.table.built_with.sm_count
+        tiles_of, sm_count = self._tiles, self.table.built_with.sm_count
         configs = (*self.table.portfolio, self.default_at(problem))
-        blocks = [*self._blocks_of(sm_count), blocks_in_flight(configs[-1], sm_count)]
         return Source(
             entry=entry,
             problem=problem,
             logs=logs,
-            part=share * math.sqrt(size),
+            part=share * size,
             us=math.log(least),
             slowdowns=slowdowns,
             counts=[
                 _NONE
-                if slowdown is None or tiles is None
-                else _counts(tiles(config, problem), at_once, sm_count)
-                for config, slowdown, at_once in zip(configs, slowdowns, blocks, strict=True)
+                if slowdown is None or tiles_of is None or (tiles := tiles_of(config, problem)) <= 1
+                else (math.log(waves(tiles, config, sm_count)), math.log(tiles))
+                for config, slowdown in zip(configs, slowdowns, strict=True)
             ],
             kept={},
         )

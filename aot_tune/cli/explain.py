@@ -251,8 +251,7 @@ def _slopes_lines(slopes: Sequence[float]) -> list[str]:
     """Return the slopes, a line for each count."""
     if not slopes:
         return []
-    names = ("waves", "busiest multiprocessor's tiles", "tiles", "waves not rounded")
-    listed = ", ".join(f"{name} {slope:+.3f}" for name, slope in zip(names, slopes, strict=True))
+    listed = ", ".join(f"{name} {slope:+.3f}" for name, slope in zip(("waves", "tiles"), slopes, strict=True))
     return [f"  slopes of counts: {listed}"]
 
 

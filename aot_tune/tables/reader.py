@@ -162,7 +162,7 @@ MOST_SLOPE = 10
 """Largest slope: a config that takes 2 ** 10 times as long where a count doubles."""
 
 _SLOPE = Shape(_slope, lambda: {"type": "number", "minimum": -MOST_SLOPE, "maximum": MOST_SLOPE})
-_SLOPES = record(Slopes, {name: listed(_SLOPE, 4, 4, f"{name} slopes") for name in Slopes._fields})
+_SLOPES = record(Slopes, {name: listed(_SLOPE, 2, 2, f"{name} slopes") for name in Slopes._fields})
 
 BUILT_WITH_FIELDS: Fields = {
     "device_name": TEXT,

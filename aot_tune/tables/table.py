@@ -25,8 +25,7 @@ Evidence = Literal["measured", "predicted"]
 class Slopes(NamedTuple):
     """Slopes by which slowdowns are carried from points to other sizes (`aot_tune.choose.points`).
 
-    Each has four numbers: of the logarithms of waves, of the busiest multiprocessor's tiles, of all tiles and
-    of waves that are not rounded.
+    Each has two numbers: of the logarithms of waves and of tiles.
     """
 
     inside: tuple[float, ...]

@@ -35,7 +35,7 @@ def test_a_point_is_told_from_the_others_of_its_bucket() -> None:
 
 
 def test_changes_of_counts_that_are_rounding_alone_leave_the_prior() -> None:
-    noise = Equations([1e-32] * 4 * 4 + [1e-17] * 4, 100)
+    noise = Equations([1e-32] * 2 * 2 + [1e-17] * 2, 100)
     assert noise.slopes(COMMON.inside) == COMMON.inside
 
 
@@ -135,7 +135,7 @@ def test_few_cases_are_held_to_the_prior_more_than_many() -> None:
     table = of_times(lambda n: (10.0 * n / 1024, 20.0), *SHAPES)
     _, outside = LeaveOut(COUNTED, table).equations()
     many = Equations([100 * value for value in outside.sums], 100 * outside.cases)
-    prior = (3.0,) * 4
+    prior = (3.0,) * 2
 
     def off(equations: Equations) -> float:
         return sum(abs(slope - 3.0) for slope in equations.slopes(prior))
@@ -149,7 +149,7 @@ def test_few_cases_are_held_to_the_prior_more_than_many() -> None:
 def test_the_present_slopes_stay_unless_others_leave_clearly_less(slower: float, stays: bool) -> None:
     """By ten times the waves SECOND is taken at wider shapes, although both take equally long."""
     table = of_times(lambda n: (10.0, slower), *SHAPES)
-    present = Slopes(inside=(10.0, 0.0, 0.0, 0.0), outside=(10.0, 0.0, 0.0, 0.0))
+    present = Slopes(inside=(10.0, 0.0), outside=(10.0, 0.0))
     assert (fitted_slopes(COUNTED, table, present) == present) is stays
 
 

@@ -36,7 +36,7 @@ from tests.support import recorded
 
 NARROW, WIDE = recorded.config(64, 128, 64), recorded.config(128, 256, 64)
 DEFAULT = recorded.DEFAULT
-WAVES = Slopes(inside=(1.0, 0.0, 0.0, 0.0), outside=(1.0, 0.0, 0.0, 0.0))
+WAVES = Slopes(inside=(1.0, 0.0), outside=(1.0, 0.0))
 """Times grow as waves do."""
 
 Us = tuple[float | None, ...]
@@ -163,7 +163,7 @@ def test_nearer_points_count_more() -> None:
 
 def test_where_all_configs_take_equally_long_counts_change_nothing() -> None:
     """As on kernels of a few microseconds: whatever the slopes are, no difference of 10 % is expected."""
-    steep = Slopes(inside=(10.0,) * 4, outside=(10.0,) * 4)
+    steep = Slopes(inside=(10.0,) * 2, outside=(10.0,) * 2)
     alike: Us = (5.0, 5.2, 5.1)
     table = table_of(entry_of({300: alike, 512: alike}), entry_of({40: alike, 64: alike}), slopes=steep)
     sizes = [recorded.problem(size) for size in (50, 310, 400, 1100, 30000)]
@@ -484,7 +484,7 @@ def test_sizes_that_were_not_swept_lose_at_most_3_percent_in_the_mean_and_15_at_
 def test_even_the_edges_alone_stay_within_the_target() -> None:
     """By the slopes of all shipped tables: edges alone tell none."""
     told = list(regrets(lambda bucket, size: []))
-    assert recorded.geometric_mean(told) <= 0.016
+    assert recorded.geometric_mean(told) <= 0.015
     assert recorded.percentile_95(told) <= 0.15
 
 
@@ -525,11 +525,11 @@ Most = tuple[float, float]
     ("kernel", "inside_most", "near_most"),
     [
         # Swept in several states, with sizes added where the rule was worst: they ask more of it.
-        ("attention", (0.81, 5.5), (2.2, 8.3)),
-        ("attention_decode", (0.47, 3.5), (3.6, 15.9)),
-        ("rms_norm", (2.0, 6.3), (2.2, 8.2)),
-        ("matmul", (0.54, 3.4), (1.2, 6.6)),
-        ("linear", (0.44, 3.9), (0.7, 4.6)),
+        ("attention", (0.7, 5.4), (2.0, 7.7)),
+        ("attention_decode", (0.5, 3.5), (3.5, 16.3)),
+        ("rms_norm", (2.0, 6.3), (2.3, 8.2)),
+        ("matmul", (0.59, 3.9), (1.42, 7.3)),
+        ("linear", (0.48, 4.1), (0.7, 4.8)),
     ],
 )
 def test_on_the_tables_of_sm90_the_rule_leaves_at_most(

@@ -215,7 +215,7 @@ def test_what_changed_outside_the_entries_is_remarked() -> None:
         built_with=dataclasses.replace(old.built_with, driver="590.1", device_name="NVIDIA H100"),
         portfolio=(old.portfolio[0], SPACE[3]),
         portfolio_regret=0.05,
-        slopes=Slopes((0.5,) * 4, (-1.0,) * 4),
+        slopes=Slopes((0.5,) * 2, (-1.0,) * 2),
     )
     assert diff_tables(old, new).remarks == (
         f"source {old.source_hash} -> 0123456789abcdef",

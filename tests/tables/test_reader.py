@@ -23,7 +23,7 @@ from aot_tune.values.config import HINTS, Config
 from aot_tune.values.problem import Problem
 from tests.support.tables import BUILT_WITH, LARGE, TABLE, WITH_STATES, small_entry
 
-SLOPES = Slopes(inside=(0.25, -0.5, 0.0, 0.5), outside=(1.125, -0.001, 10.0, -10.0))
+SLOPES = Slopes(inside=(0.0, -0.001), outside=(10.0, -10.0))
 
 SHIPPED = sorted((Path(__file__).parents[2] / "tuned_configs").glob("*/*.json"))
 
@@ -374,13 +374,13 @@ WRONG_OPTIONAL = [
     (_set("kinds", "declared"), ""),
     (_set("slopes", 0.25), "slopes"),
     (_set("slopes", None), "slopes"),
-    (_set("slopes", {"inside": [0] * 4}), "slopes"),
-    (_set("slopes", {"inside": [0] * 4, "outside": [0] * 4, "far": [0] * 4}), "slopes"),
-    (_set("slopes", {"inside": [0] * 3, "outside": [0] * 4}), "slopes.inside"),
-    (_set("slopes", {"inside": [0] * 4, "outside": [0] * 5}), "slopes.outside"),
-    (_set("slopes", {"inside": [True] * 4, "outside": [0] * 4}), "slopes.inside[0]"),
-    (_set("slopes", {"inside": [0] * 4, "outside": [0] * 3 + ["1"]}), "slopes.outside[3]"),
-    (_set("slopes", {"inside": [0] * 4, "outside": [0] * 3 + [10.5]}), "slopes.outside[3]"),
+    (_set("slopes", {"inside": [0] * 2}), "slopes"),
+    (_set("slopes", {"inside": [0] * 2, "outside": [0] * 2, "far": [0] * 2}), "slopes"),
+    (_set("slopes", {"inside": [0], "outside": [0] * 2}), "slopes.inside"),
+    (_set("slopes", {"inside": [0] * 2, "outside": [0] * 3}), "slopes.outside"),
+    (_set("slopes", {"inside": [True] * 2, "outside": [0] * 2}), "slopes.inside[0]"),
+    (_set("slopes", {"inside": [0] * 2, "outside": [0, "1"]}), "slopes.outside[1]"),
+    (_set("slopes", {"inside": [0] * 2, "outside": [0, 10.5]}), "slopes.outside[1]"),
     (_set("portfolio", 1, "kernel", "../x"), "portfolio[1].kernel"),
     (_set("portfolio", 1, "kernel", None), "portfolio[1].kernel"),
     (_set("entries", 0, "disturbed", None), "entries[0].disturbed"),
