@@ -37,6 +37,7 @@ from aot_tune.tables.strict_json import (
     Json,
     as_list,
     as_number,
+    check_count,
     check_identifiers,
     check_text,
     expected,
@@ -460,6 +461,7 @@ def parse_as_asked(data: bytes, where: str) -> Table:
     start = data.find(_BEFORE_ENTRIES)
     if start > 0 and data.endswith(_AFTER_ENTRIES) and b"\\" not in data:
         with suppress(TableError, TypeError, _OtherForm):  # `parse` finds the mistake, if there is any
+            check_count(data)
             table = TABLE.read(loads(data[:start] + b'"entries": []}'))
             return replace(table, entries=_unread(table, data, start + len(_BEFORE_ENTRIES), where))
     return parse(data)

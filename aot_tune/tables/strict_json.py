@@ -50,8 +50,7 @@ def loads(data: bytes | str) -> Json:
         raise TableError("the file is empty")
     if data.startswith(_BOM):
         raise TableError("starts with a byte order mark; save it as UTF-8 without one")
-    if data.count(b"{") + data.count(b"[") + data.count(b",") > MOST_VALUES:
-        raise TableError(f"more than {MOST_VALUES} values; a document has at most that many")
+    check_count(data)
     try:
         document = orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -68,6 +67,12 @@ def loads(data: bytes | str) -> Json:
         except (ValueError, RecursionError) as error:
             raise TableError(f"not JSON with one meaning: {error}") from None
     return document
+
+
+def check_count(data: bytes) -> None:
+    """Refuse a text of more than `MOST_VALUES` values."""
+    if data.count(b"{") + data.count(b"[") + data.count(b",") > MOST_VALUES:
+        raise TableError(f"more than {MOST_VALUES} values; a document has at most that many")
 
 
 def _not_json(data: bytes) -> str | None:

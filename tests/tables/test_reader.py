@@ -491,6 +491,14 @@ def test_an_entry_is_parsed_when_more_than_its_winner_is_read(monkeypatch):
     assert [text.count(b'"points"') for text in parsed] == [1]
 
 
+def test_b2_a_table_of_too_many_values_is_refused_before_an_entry_is_read(monkeypatch):
+    data = dump(TABLE)
+    assert all_asked(data) == TABLE
+    monkeypatch.setattr("aot_tune.tables.strict_json.MOST_VALUES", 100)
+    with pytest.raises(TableError, match="more than 100 values"):
+        parse_as_asked(data, "file")
+
+
 def test_b2_malformed_figures_are_one_warning_and_an_error_of_their_entries_alone():
     data = dump(TABLE).replace(b'"us": [', b'"us": [-', 1)
     data = data[::-1].replace(b'"us": ['[::-1], b'"us": [-'[::-1], 1)[::-1]
