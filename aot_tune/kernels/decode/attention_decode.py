@@ -308,6 +308,11 @@ attention_decode_tunable = Tunable(
         *_shapes(64, 8, head_dim=64, contexts=(128,), windowed=True),  # and every other layer of theirs
         *_shapes(32, 8, page_size=64, contexts=(8192,)),  # Llama 3.1 8B in larger pages
         *_shapes(32, 8, dtype="float16", contexts=(8192,)),  # Llama 3.1 8B, run in float16 (AWQ, GPTQ)
+        *_shapes(32, 8, contexts=(64, 256)),  # short contexts
+        *_shapes(8, 1, contexts=(256,)),
+        *_shapes(64, 8, head_dim=64, contexts=(256,)),
+        *_shapes(14, 2, head_dim=64, contexts=(256, 4096)),  # Qwen2.5 0.5B
+        *_shapes(32, 32, contexts=(256, 4096)),  # Llama 2 7B
     ],
 )
 """Declaration of attention_decode. Its `launch` takes q, k_cache, v_cache, block_table, seq_lens, out, lse,

@@ -250,6 +250,9 @@ _ROWS = tuple(4**i for i in range(8))
 """Rows to sweep, 1 to 16384. Sizes in between are at most one doubling from one of these and take its
 config."""
 
+_FEW_ROWS = (4, 16, 64, 1024)
+"""Rows to sweep for columns whose neighbours are swept more closely: mostly few, where columns matter."""
+
 
 def _sizes(
     *cols: int, activation: str = "silu", dtype: str = "bfloat16", rows: tuple[int, ...] = _ROWS
@@ -280,6 +283,11 @@ gated_activation_tunable = Tunable(
         _sizes(14336, dtype="float16"),  # Llama 3.1 8B, run in float16 (AWQ, GPTQ)
         _sizes(14336, 21504, activation="gelu_tanh"),  # Gemma 2 9B, Gemma 3 27B
         _sizes(2624, activation="gelu", rows=_ROWS[4:]),  # ModernBERT large, which never decodes
+        _sizes(1408, 3072, rows=_FEW_ROWS),  # the experts of GLM-4.5-Air; Qwen3 0.6B
+        _sizes(2880, 3420, rows=_FEW_ROWS),  # the experts of gpt-oss; Qwen2.5-VL, vision
+        _sizes(9728, 11008, rows=_FEW_ROWS),  # Qwen3 4B; Qwen2.5 3B and Llama 2 7B
+        _sizes(18944, 27648, rows=_FEW_ROWS),  # Qwen2.5 7B and 32B
+        _sizes(10240, activation="gelu_tanh", rows=_FEW_ROWS),  # Gemma 3 4B
     ],
 )
 """Declaration: ``gated_activation_tunable.launch(x, out, activation)`` takes x as (rows,

@@ -226,14 +226,17 @@ _TOKENS = tuple(4**i for i in range(8))
 """Tokens to sweep, 1 to 16384. Sizes in between are at most one doubling from one of these and take its
 config."""
 
+_FEW_TOKENS = (4, 64, 1024, 16384)
+"""Tokens to sweep for heads whose neighbours are swept more closely."""
+
 
 def _shapes(
     *, heads: int, kv_heads: int, head_dim: int = 128, rotary_dim: int = 0, interleaved: bool = False,
-    dtype: str = "bfloat16",
+    dtype: str = "bfloat16", tokens: tuple[int, ...] = _TOKENS,
 ) -> dict[str, object]:  # fmt: skip
     """Return a model's problems; a rotary_dim of 0 is all of head_dim."""
     return {
-        "dtype": dtype, "interleaved": interleaved, "tokens": _TOKENS, "heads": heads, "kv_heads": kv_heads,
+        "dtype": dtype, "interleaved": interleaved, "tokens": tokens, "heads": heads, "kv_heads": kv_heads,
         "head_dim": head_dim, "rotary_dim": rotary_dim or head_dim,
     }  # fmt: skip
 
@@ -267,6 +270,16 @@ rope_tunable = Tunable(
         _shapes(heads=32, kv_heads=8, interleaved=True),  # Llama 3.1 8B as Meta ships it
         _shapes(heads=128, kv_heads=1, head_dim=64, interleaved=True),  # DeepSeek-V3, latent attention
         _shapes(heads=32, kv_heads=2, rotary_dim=64, interleaved=True),  # GLM-4 9B
+        _shapes(heads=28, kv_heads=4, tokens=_FEW_TOKENS),  # Qwen2.5 7B
+        _shapes(heads=16, kv_heads=8, tokens=_FEW_TOKENS),  # Qwen3 0.6B
+        _shapes(heads=24, kv_heads=8, tokens=_FEW_TOKENS),  # Llama 3.2 3B
+        _shapes(heads=12, kv_heads=2, tokens=_FEW_TOKENS),  # Qwen2.5 1.5B
+        _shapes(heads=32, kv_heads=8, head_dim=64, tokens=_FEW_TOKENS),  # Llama 3.2 1B
+        _shapes(heads=14, kv_heads=2, head_dim=64, tokens=_FEW_TOKENS),  # Qwen2.5 0.5B
+        _shapes(heads=32, kv_heads=32, tokens=_FEW_TOKENS),  # Llama 2 7B
+        _shapes(heads=8, kv_heads=1, tokens=_FEW_TOKENS),  # Llama 3.1 70B, a rank of eight
+        _shapes(heads=16, kv_heads=16, head_dim=80, tokens=_FEW_TOKENS),  # Qwen2.5-VL, vision
+        _shapes(heads=16, kv_heads=8, head_dim=256, tokens=_FEW_TOKENS),  # Gemma 3 12B
     ],
 )
 """Declaration: ``rope_tunable.launch(q, k, cos, sin, interleaved)`` takes what `rope` takes."""

@@ -156,6 +156,9 @@ _ROWS = tuple(4**i for i in range(8))
 """Rows to sweep, 1 to 16384. Sizes in between are at most one doubling from one of these and take its
 config."""
 
+_FEW_ROWS = (4, 64, 1024, 16384)
+"""Rows to sweep for columns whose neighbours are swept more closely."""
+
 fused_add_rms_norm_tunable = Tunable(
     name="fused_add_rms_norm",
     package=__package__,
@@ -181,6 +184,10 @@ fused_add_rms_norm_tunable = Tunable(
         {"dtype": "bfloat16", "rows": _ROWS, "cols": 7168},  # DeepSeek-V3
         {"dtype": "bfloat16", "rows": _ROWS, "cols": 8192},  # Llama 3.1 70B
         {"dtype": "float16", "rows": _ROWS, "cols": 4096},  # Llama 3.1 8B, run in float16 (AWQ, GPTQ)
+        {"dtype": "bfloat16", "rows": _FEW_ROWS, "cols": 1024},  # Qwen3 0.6B
+        {"dtype": "bfloat16", "rows": _FEW_ROWS, "cols": 1536},  # Qwen2.5 1.5B
+        {"dtype": "bfloat16", "rows": _FEW_ROWS, "cols": 3584},  # Qwen2.5 7B
+        {"dtype": "bfloat16", "rows": _FEW_ROWS, "cols": 5376},  # Gemma 3 27B
     ],
 )
 """Declaration: ``fused_add_rms_norm_tunable.launch(x, residual, weight, eps)`` takes x

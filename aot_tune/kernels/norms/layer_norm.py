@@ -241,6 +241,9 @@ _ROWS = Pow2.edges(1, 16384)[::2]
 """Rows to sweep: every other edge. A bucket between two of them is one doubling away and takes its
 neighbour's config."""
 
+_FEW_ROWS = (4, 64, 1024, 16384)
+"""Rows to sweep for columns whose neighbours are swept more closely."""
+
 layer_norm_tunable = Tunable(
     name="layer_norm",
     package=__package__,
@@ -266,6 +269,12 @@ layer_norm_tunable = Tunable(
         {"dtype": "bfloat16", "bias": True, "rows": _ROWS, "cols": 6144},  # GPT-NeoX 20B, StarCoder2 15B
         {"dtype": "bfloat16", "bias": False, "rows": _ROWS, "cols": 8192},  # Command R
         {"dtype": "bfloat16", "bias": True, "rows": _ROWS, "cols": 14336},  # BLOOM
+        {"dtype": "bfloat16", "bias": True, "rows": _FEW_ROWS, "cols": 384},  # MiniLM, ViT-S
+        {"dtype": "bfloat16", "bias": True, "rows": _FEW_ROWS, "cols": 512},  # CLIP ViT-B, text
+        {"dtype": "bfloat16", "bias": True, "rows": _FEW_ROWS, "cols": 2048},  # OPT 1.3B
+        {"dtype": "bfloat16", "bias": True, "rows": _FEW_ROWS, "cols": 4096},  # OPT 6.7B, GPT-J
+        {"dtype": "bfloat16", "bias": False, "rows": _FEW_ROWS, "cols": 2048},  # OLMo 1B's width
+        {"dtype": "bfloat16", "bias": False, "rows": _FEW_ROWS, "cols": 12288},  # Command R+, Command A
     ],
 )
 """Declaration: ``layer_norm_tunable.launch(x, weight, bias, out, eps)`` takes (rows, cols) x and out."""

@@ -134,6 +134,9 @@ config."""
 _HEADS = tuple(4**i for i in range(3, 11))
 """Rows of a norm of each of 64 heads: the tokens of `_ROWS` times 64."""
 
+_FEW_ROWS = (4, 64, 1024, 16384)
+"""Rows to sweep for columns whose neighbours are swept more closely."""
+
 rms_norm_tunable = Tunable(
     name="rms_norm",
     package=__package__,
@@ -161,6 +164,19 @@ rms_norm_tunable = Tunable(
         {"dtype": "bfloat16", "rows": _ROWS, "cols": 8192},  # Llama 3.1 70B
         {"dtype": "float16", "rows": _ROWS, "cols": 4096},  # Llama 3.1 8B, run in float16 (AWQ, GPTQ)
         {"dtype": "float16", "rows": _ROWS, "cols": 8192},  # Llama 3.1 70B, run in float16
+        {
+            "dtype": "bfloat16",
+            "rows": _FEW_ROWS,
+            "cols": 64,
+        },  # the heads of Llama 3.2 1B and of vision models
+        {"dtype": "bfloat16", "rows": _FEW_ROWS, "cols": 256},  # the heads of Gemma 3
+        {"dtype": "bfloat16", "rows": _FEW_ROWS, "cols": 896},  # Qwen2.5 0.5B
+        {"dtype": "bfloat16", "rows": _FEW_ROWS, "cols": 1024},  # Qwen3 0.6B
+        {"dtype": "bfloat16", "rows": _FEW_ROWS, "cols": 1280},  # Qwen2.5-VL, vision
+        {"dtype": "bfloat16", "rows": _FEW_ROWS, "cols": 1536},  # Qwen2.5 1.5B
+        {"dtype": "bfloat16", "rows": _FEW_ROWS, "cols": 3072},  # Llama 3.2 3B
+        {"dtype": "bfloat16", "rows": _FEW_ROWS, "cols": 3584},  # Qwen2.5 7B
+        {"dtype": "bfloat16", "rows": _FEW_ROWS, "cols": 16384},  # Llama 3.1 405B
     ],
 )
 """Declaration: ``rms_norm_tunable.launch(x, weight, out, eps)`` takes x and out as (rows, cols)."""

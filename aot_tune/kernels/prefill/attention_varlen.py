@@ -292,6 +292,16 @@ attention_varlen_tunable = Tunable(
         shapes(4, (512, 2048, 8192), 64, 8, head_dim=64, mask="causal_127"),  # and the layers between
         shapes(16, (256, 1024), 64, 8, head_dim=64, mask="causal_127"),
         shapes(16, (128, 512), 12, 12, head_dim=64, mask="full"),  # ModernBERT base
+        shapes(4, (64, 256), 32, 8),  # short prompts
+        shapes(16, (16, 64), 32, 8),
+        shapes(64, (16, 64), 32, 8),
+        shapes(4, (256, 1024), 24, 8),  # Llama 3.2 3B
+        shapes(16, (64, 256), 24, 8),
+        shapes(4, (256, 1024), 32, 8, head_dim=64),  # Llama 3.2 1B
+        shapes(16, (64, 256), 32, 8, head_dim=64),
+        shapes(4, (256, 1024, 4096), 8, 1),  # Llama 3.1 70B, a rank of eight
+        shapes(16, (64, 256), 8, 1),
+        shapes(4, (256, 1024), 32, 32),  # Llama 2 7B
     ],
 )
 """Declaration of attention_varlen. Its `launch` takes ``q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k,

@@ -224,8 +224,16 @@ def _reference(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor) -> Clos
     return Close(value=torch.nn.functional.silu(gate) * up, rtol=torch.finfo(x.dtype).eps, atol=4e-3)
 
 
-def _shapes(n: int, k: int, dtype: str = "bfloat16") -> dict[str, object]:
-    tokens = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 16384)
+_TOKENS = (1, 16, 64, 128, 256, 512, 1024, 2048, 4096, 16384)
+"""Tokens to sweep."""
+
+_FEW_TOKENS = (1, 16, 64, 256, 1024, 4096)
+"""Tokens to sweep for layers whose neighbours are swept more closely."""
+
+
+def _shapes(
+    n: int, k: int, dtype: str = "bfloat16", *, tokens: tuple[int, ...] = _TOKENS
+) -> dict[str, object]:
     return {"dtype": dtype, "tokens": tokens, "N": n, "K": k}
 
 
@@ -252,6 +260,7 @@ gate_up_swiglu_tunable = Tunable(
         _shapes(12288, 4096),  # Qwen3 8B
         _shapes(25600, 5120),  # Qwen3 32B
         _shapes(14336, 4096, "float16"),  # Llama 3.1 8B, run in float16
+        _shapes(3072, 1024, tokens=_FEW_TOKENS),  # Qwen3 0.6B
     ],
 )
 """Declaration: ``gate_up_swiglu_tunable.launch(x, weight, out)`` takes weight as (2, N, K)."""

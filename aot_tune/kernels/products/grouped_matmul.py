@@ -248,9 +248,14 @@ def _reference(a: torch.Tensor, b: torch.Tensor, offsets: torch.Tensor, out: tor
     return Close(value=exact, rtol=torch.finfo(a.dtype).eps, atol=2e-3)
 
 
-def _shapes(experts: int, n: int, k: int, dtype: str = "bfloat16") -> dict[str, object]:
-    # Buckets between take the config of the nearest edge here.
-    tokens = (8, 64, 512, 4096, 32768)
+_TOKENS, _FEW_TOKENS = (8, 64, 512, 4096, 32768), (16, 512, 8192)
+"""Tokens to sweep, and for experts whose neighbours are swept more closely. Buckets between take the config
+of the nearest edge."""
+
+
+def _shapes(
+    experts: int, n: int, k: int, dtype: str = "bfloat16", *, tokens: tuple[int, ...] = _TOKENS
+) -> dict[str, object]:
     return {"dtype": dtype, "tokens": tokens, "experts": experts, "N": n, "K": k}
 
 
@@ -279,6 +284,11 @@ grouped_matmul_tunable = Tunable(
         *(_shapes(128, 5760, 2880), _shapes(128, 2880, 2880)),  # gpt-oss 120b
         *(_shapes(128, 1536, 2048), _shapes(128, 2048, 768)),  # Qwen3 30B-A3B
         *(_shapes(128, 3072, 4096), _shapes(128, 4096, 1536)),  # Qwen3 235B-A22B
+        _shapes(8, 6144, 16384, tokens=_FEW_TOKENS),  # Mixtral 8x22B, down
+        _shapes(16, 5120, 8192, tokens=_FEW_TOKENS),  # Llama 4 Scout, down
+        _shapes(128, 2816, 4096, tokens=_FEW_TOKENS),  # GLM-4.5-Air, gate and up
+        _shapes(512, 1024, 2048, tokens=_FEW_TOKENS),  # Qwen3-Next 80B-A3B, gate and up
+        _shapes(512, 2048, 512, tokens=_FEW_TOKENS),  # and down
     ],
 )
 """Declaration: ``grouped_matmul_tunable.launch(a, b, offsets, out)`` takes what `grouped_matmul` takes.

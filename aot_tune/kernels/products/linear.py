@@ -304,6 +304,9 @@ def _reference(
 _M, _MANY = tuple(4**i for i in range(7)), (256, 1024, 4096)
 """Rows to sweep, 1 to 4096, and those of an encoder. Sizes in between are at most a doubling from one."""
 
+_FEW, _HEAD = (1, 16, 64, 256, 1024, 4096), tuple(4**i for i in range(5))
+"""Rows to sweep for layers whose neighbours are swept more closely, and for the heads of language models."""
+
 
 def _shapes(n: int, k: int, *, m: tuple[int, ...] = _M, **others: object) -> Mapping[str, object]:
     return {"dtype": "bfloat16", "activation": "none", "M": m, "N": n, "K": k, **others}
@@ -322,6 +325,12 @@ _TYPICAL = (
     _shapes(5120, 25600),  # Qwen3 32B, down
     _shapes(5120, 2880),  # gpt-oss, queries, keys and values
     _shapes(2880, 4096),  # gpt-oss, attention output
+    _shapes(128256, 4096, m=_HEAD),  # Llama 3.1 8B, lm_head
+    _shapes(37888, 3584, m=_FEW),  # Qwen2.5 7B, gate and up
+    _shapes(4096, 1024, m=_FEW),  # Qwen3 0.6B, queries, keys and values
+    _shapes(1024, 3072, m=_FEW),  # Qwen3 0.6B, down
+    _shapes(128, 2048, m=_FEW),  # Qwen3 30B-A3B, router
+    _shapes(256, 7168, m=_FEW),  # DeepSeek-V3, router
     _shapes(6144, 4096, m=(16, *_MANY), dtype="float16"),  # Llama 3.1 8B, run in float16 (AWQ, GPTQ)
     _shapes(4096, 4096, m=_MANY, dtype="float32"),
     _shapes(5120, 1280, m=_MANY, activation="gelu"),  # Whisper large v3, fc1

@@ -138,6 +138,9 @@ _BOTH = ("bfloat16", "float16")
 _EVERY, _M = Pow2.edges(1, 16384), tuple(4**i for i in range(8))
 """Rows to sweep, 1 to 16384: every power of two for two layers, every second one for the others."""
 
+_FEW, _HEAD = (1, 16, 64, 256, 1024, 4096), tuple(4**i for i in range(5))
+"""Rows to sweep for layers whose neighbours are swept more closely, and for the heads of language models."""
+
 matmul_tunable = Tunable(
     name="matmul",
     package=__package__,
@@ -172,6 +175,12 @@ matmul_tunable = Tunable(
         {"dtype": "bfloat16", "M": _M, "N": 2880, "K": 4096},  # gpt-oss, attention output
         {"dtype": "bfloat16", "M": _M, "N": 24576, "K": 1536},  # DeepSeek-V3, queries from their latent
         {"dtype": "bfloat16", "M": _M, "N": 7168, "K": 16384},  # DeepSeek-V3, attention output
+        {"dtype": "bfloat16", "M": _HEAD, "N": 152064, "K": 3584},  # Qwen2.5 7B, lm_head
+        {"dtype": "bfloat16", "M": _FEW, "N": 37888, "K": 3584},  # Qwen2.5 7B, gate and up
+        {"dtype": "bfloat16", "M": _FEW, "N": 3584, "K": 18944},  # Qwen2.5 7B, down
+        {"dtype": "bfloat16", "M": _FEW, "N": 1024, "K": 3072},  # Qwen3 0.6B, down
+        {"dtype": "bfloat16", "M": _FEW, "N": 128, "K": 2048},  # Qwen3 30B-A3B, router
+        {"dtype": "bfloat16", "M": (256, 1024, 4096), "N": 1280, "K": 3420},  # Qwen2.5-VL, vision, down
     ],
 )
 """Declaration: ``matmul_tunable.launch(a, b, out, scratch)`` takes what `matmul` takes, and as

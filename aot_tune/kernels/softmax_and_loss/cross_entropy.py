@@ -217,6 +217,9 @@ _SCORED = Pow2.edges(1, 16384)[::2]
 _TRAINED = Pow2.edges(256, 16384)[::2]
 """Rows of a training step to sweep, or of the parts that its logits are computed in."""
 
+_FEW_SCORED, _FEW_TRAINED = (1, 16, 256, 4096), (16, 256, 4096)
+"""Rows to sweep of vocabularies whose neighbours are swept more closely."""
+
 cross_entropy_tunable = Tunable(
     name="cross_entropy",
     package=__package__,
@@ -249,6 +252,15 @@ cross_entropy_tunable = Tunable(
         _shapes(128256, rows=(1024, 4096), gradient=True, dtype="float32"),
         _shapes(128256, rows=(1024, 4096), gradient=False, dtype="float16"),  # trained in mixed precision
         _shapes(128256, rows=(1024, 4096), gradient=True, dtype="float16"),
+        _shapes(50257, rows=_FEW_SCORED, gradient=False),  # GPT-2
+        _shapes(49155, rows=_FEW_TRAINED, gradient=True),  # Granite 3
+        _shapes(100352, rows=_FEW_TRAINED, gradient=True),  # Phi-4
+        _shapes(131072, rows=_FEW_TRAINED, gradient=True),  # Mistral Small 3
+        _shapes(201088, rows=_FEW_TRAINED, gradient=True),  # gpt-oss
+        _shapes(50257, rows=_FEW_SCORED, gradient=False, dtype="float32"),
+        _shapes(50257, rows=_FEW_TRAINED, gradient=True, dtype="float32"),
+        _shapes(151936, rows=_FEW_SCORED, gradient=False, dtype="float32"),  # Qwen3
+        _shapes(151936, rows=_FEW_TRAINED, gradient=True, dtype="float32"),
     ],
 )
 """Declaration of cross_entropy. Its `launch` takes logits, target, loss, slots (zeros to work in),

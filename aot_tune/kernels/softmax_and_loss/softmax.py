@@ -184,6 +184,9 @@ _ROWS = Pow2.edges(1, 16384)[::2]
 """Rows to sweep: every other edge. A bucket between two of them is one doubling away and takes its
 neighbour's config."""
 
+_FEW_ROWS, _SCORES, _SAMPLED = (4, 64, 1024, 16384), (64, 1024, 16384), (1, 4, 16, 64, 256)
+"""Rows to sweep for columns whose neighbours are swept more closely: routers, scores and sampling."""
+
 softmax_tunable = Tunable(
     name="softmax",
     package=__package__,
@@ -210,6 +213,10 @@ softmax_tunable = Tunable(
         {"dtype": "float32", "rows": Pow2.edges(1, 1024)[::2], "cols": 32000},  # Mixtral, sampling
         {"dtype": "float32", "rows": Pow2.edges(1, 1024)[::2], "cols": 128256},  # Llama 3.1, sampling
         {"dtype": "float32", "rows": Pow2.edges(1, 1024)[::2], "cols": 262144},  # Gemma 3, sampling
+        {"dtype": "float32", "rows": _FEW_ROWS, "cols": (160, 384)},  # Qwen3-Coder 480B, Kimi K2, router
+        {"dtype": "bfloat16", "rows": _SCORES, "cols": (197, 729)},  # ViT-B, SigLIP, scores
+        {"dtype": "float32", "rows": _SAMPLED, "cols": (49155, 50257)},  # Granite 3, GPT-2, sampling
+        {"dtype": "bfloat16", "rows": (1, 16, 256), "cols": 128256},  # sampling without a cast
     ],
 )
 """Declaration: ``softmax_tunable.launch(x, out, slots)`` takes x and out as (rows, cols), and

@@ -250,6 +250,9 @@ def _reference(
 
 _M = Pow2.edges(1, 16384)[::2]  # every other bucket: the others take their neighbour's
 
+_FEW = (1, 16, 64, 256, 1024, 4096)
+"""Rows to sweep for layers whose neighbours are swept more closely."""
+
 matmul_fp8_tunable = Tunable(
     name="matmul_fp8",
     package=__package__,
@@ -274,6 +277,7 @@ matmul_fp8_tunable = Tunable(
         {"dtype": "bfloat16", "M": _M, "N": 10240, "K": 8192},  # Llama 3.1 70B FP8, queries, keys and values
         {"dtype": "bfloat16", "M": _M, "N": 8192, "K": 8192},  # Llama 3.1 70B FP8, attention output
         {"dtype": "bfloat16", "M": _M, "N": 8192, "K": 28672},  # Llama 3.1 70B FP8, down
+        {"dtype": "bfloat16", "M": _FEW, "N": 57344, "K": 8192},  # Llama 3.1 70B FP8, gate and up
         {"dtype": "bfloat16", "M": 320, "N": 32576, "K": 7168},  # N no multiple of 128
         {"dtype": "float16", "M": (1, 64, 4096), "N": 6144, "K": 4096},  # Llama 3.1 8B FP8, run in float16
     ],

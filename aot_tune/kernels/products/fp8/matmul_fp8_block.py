@@ -172,6 +172,9 @@ def _reference(
 
 _M = Pow2.edges(1, 16384)[::2]  # every other bucket: the others take their neighbour's
 
+_FEW = (1, 16, 64, 256, 1024, 4096)
+"""Rows to sweep for layers whose neighbours are swept more closely."""
+
 matmul_fp8_block_tunable = Tunable(
     name="matmul_fp8_block",
     package=__package__,
@@ -197,6 +200,9 @@ matmul_fp8_block_tunable = Tunable(
         {"dtype": "bfloat16", "M": _M, "N": 4096, "K": 7168},  # DeepSeek-V3, shared expert's gate and up
         {"dtype": "bfloat16", "M": _M, "N": 7168, "K": 2048},  # DeepSeek-V3, shared expert's down
         {"dtype": "bfloat16", "M": _M, "N": 10240, "K": 5120},  # Qwen3 32B FP8, queries, keys and values
+        {"dtype": "bfloat16", "M": _FEW, "N": 24576, "K": 4096},  # Qwen3 8B FP8, gate and up
+        {"dtype": "bfloat16", "M": _FEW, "N": 4096, "K": 12288},  # Qwen3 8B FP8, down
+        {"dtype": "bfloat16", "M": _FEW, "N": 5120, "K": 25600},  # Qwen3 32B FP8, down
         {"dtype": "bfloat16", "M": 320, "N": 32576, "K": 7168},  # N no multiple of 128
         {"dtype": "float16", "M": (1, 64, 4096), "N": 10240, "K": 5120},  # Qwen3 32B FP8, run in float16
     ],
