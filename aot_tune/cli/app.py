@@ -22,6 +22,7 @@ from aot_tune.cli.command import (
     Kernel,
     Kernels,
     Modules,
+    ProblemFiles,
     Problems,
     Program,
     Verbose,
@@ -32,7 +33,12 @@ from aot_tune.declare import selection
 from aot_tune.errors import DeclarationError, UsageError
 
 if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from aot_tune.declare.discovery import FoundKernel
     from aot_tune.tuner.sweep.report import SweepReport, SweepRequest
+    from aot_tune.values.arch import Arch
+    from aot_tune.values.problem import Problem
 
 app = typer.Typer(
     name="aot-tune",
@@ -133,14 +139,7 @@ def tune(
     arch: ArchName = None,
     module: Modules = None,
     problem: Problems = None,
-    problems_file: Annotated[
-        list[Path] | None,
-        typer.Option(
-            "--problems",
-            metavar="FILE",
-            help="Problems that servers missed: a file of AOT_TUNE_RECORD; may be repeated.",
-        ),
-    ] = None,
+    problems_file: ProblemFiles = None,
     limit: Annotated[
         int | None, typer.Option(min=1, metavar="N", help="Most buckets of each kernel, evenly spread.")
     ] = None,
@@ -665,11 +664,37 @@ def run(
     become(program or (), tables=[str(folder.absolute()) for folder in tables or ()])
 
 
+def _coverage(
+    kernels: Sequence[FoundKernel],
+    arch: Arch,
+    given: Sequence[Problem],
+    files: Sequence[Path],
+    *,
+    as_json: bool,
+) -> None:
+    """Print what the table of one kernel has no times for."""
+    from aot_tune.cli.coverage import coverage, coverage_lines
+    from aot_tune.declare.missed_problems import problems_of_files
+
+    listed = [*given]
+    if files:
+        missed, notes = problems_of_files(kernels, files, arch)
+        for note in notes:
+            command.say(note)
+        listed += missed[kernels[0].tunable.name]
+    answer = coverage(kernels[0].tunable, arch, listed or None)
+    command.put(json_text(answer) if as_json else coverage_lines(answer))
+
+
 @app.command()
 @guarded
 def doctor(
     kernel: Kernel = None,
     problem: Problems = None,
+    coverage: Annotated[
+        bool, typer.Option("--coverage", help="What the kernel's table has no times for.")
+    ] = False,
+    problems_file: ProblemFiles = None,
     arch: ArchName = None,
     module: Modules = None,
     as_json: AsJson = False,
@@ -678,8 +703,9 @@ def doctor(
     """Explain the environment, or each problem's config.
 
     Without a kernel: GPU, compiler, tables and cache. For a declared kernel: each problem's config, and a
-    checklist. For a recorded kernel, whose name has a dot: the answered problems. Exit code 1 when the
-    declaration is wrong.
+    checklist; with --coverage what its table has no times for, among the problems of --problems or in the
+    table's own space. For a recorded kernel, whose name has a dot: the answered problems. Exit code 1 when
+    the declaration is wrong.
     """
     from aot_tune.cli.checklist import checklist
     from aot_tune.cli.doctor import diagnose, diagnosis_lines
@@ -692,9 +718,13 @@ def doctor(
     from aot_tune.replay.files import listed_recorded, shipped_for
 
     target = selection.chosen_arch(arch)
+    if problems_file and not coverage:
+        raise UsageError("--problems goes with --coverage: aot-tune doctor KERNEL --coverage --problems FILE")
     if kernel is None:
-        if problem:
-            raise UsageError("--problem needs a kernel: aot-tune doctor KERNEL --problem M=300,...")
+        if problem or coverage:
+            raise UsageError(
+                "--problem needs a kernel, and so does --coverage: aot-tune doctor KERNEL --problem M=300,..."
+            )
         diagnosis = diagnose(target, module or ())
         command.put(json_text(diagnosis) if as_json else diagnosis_lines(diagnosis))
         return
@@ -712,6 +742,10 @@ def doctor(
             refuse_blanks(tunable)
         command.put(map(str, checklist(kernels[0], target, ())))
         command.leave(failed=True)
+    if coverage:
+        given = selection.problems_by_kernel(kernels, problem or ()).get(kernel, ())
+        _coverage(kernels, target, given, problems_file or (), as_json=as_json)
+        return
     chosen = selection.problems_by_kernel(kernels, problem or ()).get(kernel, tunable.typical_problems)
     mistakes = [] if problem else declaration_problems(tunable, target)
     try:

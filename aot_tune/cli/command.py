@@ -9,6 +9,7 @@ import traceback
 import warnings
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
+from pathlib import Path
 from types import FrameType
 from typing import Annotated, Any, ClassVar, NoReturn, ParamSpec
 
@@ -43,6 +44,14 @@ Problems = Annotated[
         "--problem",
         metavar="M=300,...",
         help="A whole problem, or part of declared problems; may be repeated.",
+    ),
+]
+ProblemFiles = Annotated[
+    list[Path] | None,
+    typer.Option(
+        "--problems",
+        metavar="FILE",
+        help="Problems that servers missed: a file of AOT_TUNE_RECORD; may be repeated.",
     ),
 ]
 AsJson = Annotated[bool, typer.Option("--json", help="Print JSON to stdout, for scripts.")]
