@@ -1,7 +1,7 @@
 """Verbs of the command line. Each parses its arguments, gets data from other modules and prints it.
 
 Data goes to stdout, progress and errors to stderr. The exit code is 0 for success, 1 when the verb failed or
-found a problem, and 2 when it was called in a wrong way.
+found a problem, and 2 when it was called in a wrong way; of `verify` 3 when nothing can be said.
 """
 
 from __future__ import annotations
@@ -541,6 +541,53 @@ def check(
     remarks = f", {counted(len(findings) - faults, 'remark')}" if len(findings) > faults else ""
     command.say((f"{counted(faults, 'problem')} found" if faults else "no problems found") + remarks)
     command.leave(failed=bool(faults))
+
+
+@app.command()
+@guarded
+def verify(
+    kernel: Kernels = None,
+    module: Modules = None,
+    folder: Annotated[
+        Path | None, typer.Option(help="A folder of tables; by default the tables that launches read.")
+    ] = None,
+    entries: Annotated[
+        int | None, typer.Option(min=1, metavar="N", help="Entries to measure, one of each kernel at least.")
+    ] = None,
+    seed: Annotated[
+        int | None, typer.Option(min=0, metavar="N", help="Seed of the sample; today's date by default.")
+    ] = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Measure a sample of tables' entries on this GPU.
+
+    Each winner is checked on fresh seeds and timed with its default and its rivals. Exit code 0: the tables
+    hold; 1: they do not; 3: nothing can be said, as without a GPU or on a busy one.
+    """
+    from datetime import date
+
+    from aot_tune.cli.documents import find
+    from aot_tune.cli.verify import ENTRIES, verification, verification_lines
+    from aot_tune.errors import TuneError
+    from aot_tune.tuner.sweep.progress import progress_on
+
+    if folder is None:
+        command.remark(find.folder_remarks())
+    today = int(f"{date.today():%Y%m%d}")
+    with closing(progress_on(sys.stderr)) as progress, command.signals_stop():
+        try:
+            result = verification(
+                kernel or (), module or (), folder, entries or ENTRIES, today if seed is None else seed,
+                progress,
+            )  # fmt: skip
+        except TuneError as error:
+            command.say(f"aot-tune: {error}")
+            raise typer.Exit(command.EXIT_UNKNOWN) from None
+    command.put(json_text(result) if as_json else verification_lines(result))
+    command.leave(failed=result.holds is False)
+    if result.holds is None:
+        raise typer.Exit(command.EXIT_UNKNOWN)
 
 
 @app.command()

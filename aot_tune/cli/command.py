@@ -20,8 +20,9 @@ from aot_tune.errors import AotTuneError, EntryPointWarning, TableWarning, Usage
 
 P = ParamSpec("P")
 
-EXIT_FAILED, EXIT_USAGE = 1, 2
-"""Exit codes: the verb failed or found a problem; it was called in a wrong way."""
+EXIT_FAILED, EXIT_USAGE, EXIT_UNKNOWN = 1, 2, 3
+"""Exit codes: the verb failed or found a problem; it was called in a wrong way; nothing can be said, for want
+of an idle GPU."""
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM, signal.SIGHUP)
 """Signals that stop a verb: Ctrl-C, the end of a job, a closed terminal."""

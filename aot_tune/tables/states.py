@@ -11,7 +11,7 @@ import math
 from collections.abc import Collection, Mapping, Sequence
 from typing import Literal
 
-from aot_tune.tables.table import Point
+from aot_tune.tables.table import Entry, Point
 
 State = Literal["read", "written", "tight"]
 """Name of a state in tables and journals.
@@ -40,6 +40,12 @@ States = Mapping[str, Sequence["float | None"]]
 def first_state(names: Collection[str]) -> str:
     """Return the name of the times without a state, given the names of the other states."""
     return LOADED if "read" in names else "read"
+
+
+def edge_times(entry: Entry) -> dict[str, tuple[float, float]]:
+    """Return the times of an entry's config and of the default at the edge, by the GPU's state."""
+    others = {name: (times.mean_us, times.default_us) for name, times in entry.states.items()}
+    return {first_state(others): (entry.mean_us, entry.default_us), **others}
 
 
 def worst_times(us: Sequence[float | None], states: States) -> tuple[float | None, ...]:

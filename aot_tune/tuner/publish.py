@@ -16,7 +16,7 @@ from aot_tune.declare.fingerprint.hashing import source_hash, unhashable
 from aot_tune.errors import TuneError
 from aot_tune.tables import files, store, writer
 from aot_tune.tables.fit import entry_complaints, portfolio_complaints
-from aot_tune.tables.states import first_state
+from aot_tune.tables.states import edge_times
 from aot_tune.tables.table import Entry, Table, geometric_mean
 from aot_tune.tuner.choose.gpu_models import CLOCKS
 from aot_tune.tuner.choose.incumbent import had_another_default
@@ -277,7 +277,7 @@ def worse_entries(
 
 def _worsened(old: Entry, new: Entry, *, in_time: bool) -> str | None:
     """Describe how much longer an entry takes, or how much less it gains over its default; None for a tie."""
-    runs = [_by_state(entry) for entry in (old, new)]
+    runs = [edge_times(entry) for entry in (old, new)]
     both = runs[0].keys() & runs[1].keys()
     (old_us, old_default_us), (us, default_us) = (
         [geometric_mean(run[state][place] for state in both) for place in (0, 1)] for run in runs
@@ -291,13 +291,6 @@ def _worsened(old: Entry, new: Entry, *, in_time: bool) -> str | None:
         what, was, now = "gain over the default falls", f"{gain:.2f}x", f"{new_gain:.2f}x"
         is_worse = gain / new_gain - 1 > max(TIE, noise)
     return f"its {what} from {was} with {old.config} to {now} with {new.config}" if is_worse else None
-
-
-def _by_state(entry: Entry) -> dict[str, tuple[float, float]]:
-    """Return the times of an entry's config and of the default at the edge, by the GPU's state."""
-    first = (entry.mean_us, entry.default_us)
-    others = {name: (times.mean_us, times.default_us) for name, times in entry.states.items()}
-    return {first_state(others): first, **others}
 
 
 # Locking ------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ from typing import Protocol
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.tables.states import State
 from aot_tune.tuner.measure.blame import FaultCounts
-from aot_tune.tuner.measure.worker.backend import LAUNCHES, RECHECK_SEEDS
+from aot_tune.tuner.measure.worker.backend import LAUNCHES, RECHECK_SEEDS, SEEDS
 from aot_tune.tuner.measure.worker.gpu_state import GpuState
 from aot_tune.tuner.outcome import Measurement, Outcome
 from aot_tune.values.config import Config
@@ -30,6 +30,9 @@ class Request:
 
     configs: Cubins
     """The configs."""
+
+    seeds: tuple[int, int] = field(default=SEEDS, kw_only=True)
+    """The seeds of the arguments: all are verified, the first is timed."""
 
 
 @dataclass(frozen=True)
@@ -85,7 +88,7 @@ class Recheck(Request):
     """
 
     seeds: tuple[int, int] = field(default=RECHECK_SEEDS, kw_only=True)
-    """The seeds of the arguments."""
+    """The seeds of the arguments; none was timed."""
 
     launches: int = field(default=LAUNCHES, kw_only=True)
     """Launches of each config after its verification; fewer where launches take long

@@ -21,7 +21,7 @@ from aot_tune.tuner.measure.request import (
     ignore,
 )
 from aot_tune.tuner.measure.supervise import Limits, Supervisor
-from aot_tune.tuner.measure.worker.backend import LAUNCHES, SEEDS, Done, Poisoned, Running, Trial
+from aot_tune.tuner.measure.worker.backend import LAUNCHES, Done, Poisoned, Running, Trial
 from aot_tune.tuner.measure.worker.gpu_state import GpuState
 from aot_tune.tuner.outcome import COUNTED_STAGES, Failure, Measurement, Outcome, Stage
 from aot_tune.tuner.process.worker import RemoteError, WorkerDied, WorkerTimeout
@@ -55,7 +55,7 @@ class TrialRun:
         self._pace = pace
         self._on_outcome = on_outcome
         self._number = number
-        self._seeds = request.seeds if isinstance(request, Recheck) else SEEDS
+        self._seeds = request.seeds
         self._launches = request.launches if isinstance(request, Recheck) else 0
         self.outcomes: dict[Config, Outcome | None] = {}
         """The outcomes so far; None for a config that was only verified and is correct."""

@@ -50,6 +50,7 @@ class ProblemPass:
         problem_plan: The problem and its configs.
         slot: The GPU.
         extra: Whether the problem's bucket is served without it, too.
+        seeds: The seeds of the arguments.
     """
 
     def __init__(
@@ -60,7 +61,9 @@ class ProblemPass:
         slot: GpuSlot,
         *,
         extra: bool = False,
+        seeds: tuple[int, int] = SEEDS,
     ) -> None:
+        self._seeds = seeds
         self._state, self._budget, self._each, self._slot = state, budget, problem_plan, slot
         self._problem, self._results, self._extra = problem_plan.problem, state.results, extra
 
@@ -68,10 +71,9 @@ class ProblemPass:
 
     def candidates(self) -> None:
         """Time the shortlist at an edge."""
-        problem_plan, listed = self._each, self._listed()
+        listed = self._listed()
         self._state.twins[self._problem] = listed.twins
-        keep = [problem_plan.default, *([problem_plan.incumbent] if problem_plan.incumbent else [])]
-        times, states, finals = self._timed("candidates", listed.configs, keep)
+        times, states, finals = self._timed("candidates", listed.configs)
         times.update(as_of_first_run(times, finals))
         # Configs that launch the same code the same way take the same time: one measurement counts for both.
         for twin, leader in listed.twins.items():
@@ -87,9 +89,7 @@ class ProblemPass:
             finals: Whether to time the configs near the fastest again, interleaved: at edges.
         """
         # Also members that another problem has just found wrong: the order of problems is chance.
-        times, states, runoff = self._timed(
-            "portfolio", self._each.candidates, [self._each.default], finals=finals
-        )
+        times, states, runoff = self._timed("portfolio", self._each.candidates, finals=finals)
         self._state.times.add(self._problem, portfolio=times, portfolio_states=states, runoff=runoff)
 
     def recheck(self, configs: Iterable[Config], launches: int) -> None:
@@ -145,14 +145,17 @@ class ProblemPass:
         return listed
 
     def _timed(
-        self, of: Pass, configs: Sequence[Config], keep: Sequence[Config], *, finals: bool = True
+        self, of: Pass, configs: Sequence[Config], *, finals: bool = True
     ) -> tuple[_Run, dict[State, _Run], _Run]:
         """Verify and time configs; time contenders in other states and finalists again.
+
+        The default and the incumbent are among both, however slow they are.
 
         Returns:
             The first times, the times in the GPU's other states, and the times of the finals. A config that
             fails in a state has no time at all.
         """
+        keep = [self._each.default, *([self._each.incumbent] if self._each.incumbent else [])]
 
         def contend(times: _Run) -> dict[State, list[Config]]:
             chosen = contenders(times, keep, most=MOST_CONTENDERS if of == "candidates" else None)
@@ -193,7 +196,7 @@ class ProblemPass:
             with self._state.lock:
                 launched = [kernel.launched(self._problem, config) for config in missing]
                 least = least_us(launched, kernel.device)
-            self._ask(step, Measure(self._problem, cubins, known=known, least_us=least))
+            self._ask(step, Measure(self._problem, cubins, seeds=self._seeds, known=known, least_us=least))
         return self._times(step, configs)
 
     def _in_state(self, step: Step, configs: Sequence[Config], state: State) -> _Run:
@@ -201,7 +204,7 @@ class ProblemPass:
         missing = self._missing(step, configs, state)
         if missing:
             cubins = self._cubins(step, missing)
-            self._ask(step, TimeInState(self._problem, cubins, state=state), state)
+            self._ask(step, TimeInState(self._problem, cubins, seeds=self._seeds, state=state), state)
         return self._times(step, configs, state)
 
     def _raced(self, step: Step, configs: Sequence[Config]) -> _Run:
@@ -210,7 +213,7 @@ class ProblemPass:
         if self._missing(step, configs):
             left = [c for c in configs if not isinstance(results.outcome(step, problem, c), Failure)]
             taken = {config: results.rounds(step, problem, config) for config in left}
-            self._ask(step, Finals(problem, self._cubins(step, left), taken=taken))
+            self._ask(step, Finals(problem, self._cubins(step, left), seeds=self._seeds, taken=taken))
         return self._times(step, configs)
 
     # The journal and the GPU --------------------------------------------------------------------------------
