@@ -552,7 +552,12 @@ def verify(
         Path | None, typer.Option(help="A folder of tables; by default the tables that launches read.")
     ] = None,
     entries: Annotated[
-        int | None, typer.Option(min=1, metavar="N", help="Entries to measure, one of each kernel at least.")
+        int | None,
+        typer.Option(
+            min=1,
+            metavar="N",
+            help="Entries to measure, at least one a kernel; by default as many as bound the rest below 5 %.",
+        ),
     ] = None,
     seed: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Seed of the sample; today's date by default.")
@@ -568,7 +573,7 @@ def verify(
     from datetime import date
 
     from aot_tune.cli.documents import find
-    from aot_tune.cli.verify import ENTRIES, verification, verification_lines
+    from aot_tune.cli.verify import verification, verification_lines
     from aot_tune.errors import TuneError
     from aot_tune.tuner.sweep.progress import progress_on
 
@@ -578,7 +583,7 @@ def verify(
     with closing(progress_on(sys.stderr)) as progress, command.signals_stop():
         try:
             result = verification(
-                kernel or (), module or (), folder, entries or ENTRIES, today if seed is None else seed,
+                kernel or (), module or (), folder, entries, today if seed is None else seed,
                 progress,
             )  # fmt: skip
         except TuneError as error:

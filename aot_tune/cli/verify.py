@@ -23,10 +23,6 @@ from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 from aot_tune.values.text import aligned, counted
 
-ENTRIES = 62
-"""Entries to measure unless --entries says otherwise: of the shipped tables, where none of them fails, fewer
-than 5 % do."""
-
 _MARKED: tuple[Finding, ...] = ("fails", "slower", "weaker", "beaten", "unknown")
 
 
@@ -97,7 +93,7 @@ def verification(
     kernels: Sequence[str],
     modules: Sequence[str],
     folder: Path | None,
-    count: int,
+    count: int | None,
     seed: int,
     progress: Progress,
 ) -> Verification:
@@ -107,7 +103,7 @@ def verification(
         kernels: The names of the kernels; all that have tables where none is named.
         modules: Modules that declare kernels.
         folder: Verify this folder's tables; by default those that launches read.
-        count: The number of entries.
+        count: The number of entries; as many as bound failing ones below 5 % where None.
         seed: The seed of the sample.
         progress: Receives each event.
 

@@ -22,6 +22,9 @@ from aot_tune.values.config import Config
 CONFIDENCE = 0.95
 """Probability with which the bound on failing entries holds."""
 
+PART = 0.05
+"""Part of all entries below which `enough` keeps the bound."""
+
 RIVALS = 1.10
 """Members of the portfolio up to this multiple of the winner's time in the table are timed with it."""
 
@@ -79,9 +82,16 @@ def shares(strata: Sequence[int], count: int) -> list[int]:
     return drawn
 
 
-def draw(tables: Sequence[Table], count: int, seed: int) -> list[tuple[Entry, ...]]:
-    """Draw entries of each table at random, in the tables' order; the same for the same seed and tables."""
-    sizes = shares([len(table.entries) for table in tables], count)
+def draw(tables: Sequence[Table], count: int | None, seed: int) -> list[tuple[Entry, ...]]:
+    """Draw entries of each table at random, in the tables' order; the same for the same seed and tables.
+
+    Args:
+        tables: The tables.
+        count: The number of entries in all; `enough` of them where None.
+        seed: The seed.
+    """
+    strata = [len(table.entries) for table in tables]
+    sizes = shares(strata, enough(strata) if count is None else count)
     return [
         tuple(
             table.entries[place]
@@ -112,6 +122,19 @@ def bound(strata: Sequence[tuple[int, int]]) -> int:
         unseen *= chances[place]
         failing[place] += 1
     return sum(failing)
+
+
+def enough(strata: Sequence[int]) -> int:
+    """Return the fewest members to draw that bound failing ones below `PART`; all where none suffice."""
+    counts = range(len(strata), sum(strata))
+    return next(
+        (
+            count
+            for count in counts
+            if bound(list(zip(shares(strata, count), strata, strict=True))) < PART * sum(strata)
+        ),
+        sum(strata),
+    )
 
 
 def rivals(entry: Entry, portfolio: Sequence[Config]) -> list[Config]:
