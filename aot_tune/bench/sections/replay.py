@@ -467,7 +467,7 @@ def summary(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
         f"{name} {shape}, {variant}"
         for name, operation in measured.items()
         for shape, measured_shape in operation["shapes"].items()
-        for variant, equal in measured_shape["bits equal"].items()
+        for variant, equal in measured_shape.get("bits equal", {}).items()  # recorded results may have none
         if not equal
     ]
     result |= _from_cubins(searching)
