@@ -541,7 +541,7 @@ class Estimator:
             pairs = zip(self._shapes, aparts, strict=True)
             aparts = [_HIDDEN if shape in without else apart for shape, apart in pairs]
         distances = [*map(add, map(aparts.__getitem__, self._shape_of), self._apart_otherwise(bucket, logs))]
-        limit = min(sorted(distances)[:most][-1], _HIDDEN - 1)
+        limit = min([*sorted(distances)[:most][-1:], _HIDDEN - 1])  # no distance where nothing is timed
         near = [(distance, place) for place, distance in enumerate(distances) if distance <= limit]
         return [self._timed[place] for _, place in sorted(near)[:most]]
 
@@ -549,17 +549,19 @@ class Estimator:
         """Return the distance of each timed bucket by classes and Pow2 axes; few such, so it is kept."""
         classes, pow2 = self._classes_of(bucket), [*compress(logs, self._is_pow2)]
         key = (classes, *pow2)
-        if key not in self._kept_apart:
-            if len(self._kept_apart) >= _MOST_KEPT:
-                self._kept_apart.clear()
-            apart = self._kept_apart[key] = []
+        apart = self._kept_apart.get(key)
+        if apart is None:
+            apart = []
             for entry in self._timed:
                 at = compress(self._logs_of(entry.bucket), self._is_pow2)
                 others = sum(map(ne, classes, self._classes_of(entry.bucket)))
                 apart.append(
                     round(_UNIT * (sum(map(abs, map(sub, pow2, at))) + self.rule.other_class * others))
                 )
-        return self._kept_apart[key]
+            if len(self._kept_apart) >= _MOST_KEPT:
+                self._kept_apart.clear()
+            self._kept_apart[key] = apart  # whole, since other threads read it
+        return apart
 
     def left_out(self, entry: Entry) -> dict[Problem, float]:
         """Return the rule's regret at each point of an entry, t / t_best - 1, estimated from its others.

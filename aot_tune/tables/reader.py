@@ -407,30 +407,33 @@ class UnreadEntry(Entry):
     def __getattr__(self, name: str) -> Any:
         if name not in Entry.__dataclass_fields__:
             raise AttributeError(name)
-        self._read()
-        return self.__dict__[name]
-
-    def _read(self) -> None:
-        self.__dict__.update(_NO_FIGURES | self._figures())
-        object.__setattr__(self, "__class__", Entry)
+        return _read(self)[name]
 
     @property
     def disturbed(self) -> str | None:
         """Cause that spoilt samples: the field's default, which is the class's, must not hide it."""
-        cause: str | None = self.__getattr__("disturbed")
+        cause: str | None = _read(self)["disturbed"]
         return cause
 
     def is_sound(self) -> bool:
         """Read the entry; return False where it is malformed."""
         try:
-            self._read()
+            _read(self)
             return True
         except TableError:
             return False
 
     def is_timed(self) -> bool:
         """Whether a config has a time at a point."""
-        return self._timed or (self.is_sound() and super().is_timed())
+        return self.__dict__["_timed"] or (self.is_sound() and Entry.is_timed(self))
+
+
+def _read(entry: Entry) -> dict[str, Any]:
+    """Read all values of an `UnreadEntry`. No method: for another thread it may be an `Entry` by now."""
+    values = entry.__dict__
+    values.update(_NO_FIGURES | values["_figures"]())
+    object.__setattr__(entry, "__class__", Entry)
+    return values
 
 
 _NO_FIGURES: dict[str, Any] = {"disturbed": None, "states": {}}
@@ -475,7 +478,7 @@ def _unread(table: Table, data: bytes, start: int, where: str) -> tuple[Entry, .
         TypeError: Buckets have values of different types.
         _OtherForm: The lines are in another form.
     """
-    axes, columns, mistakes = table.axes, len(table.portfolio) + 1, list[TableError]()
+    axes, columns, warned = table.axes, len(table.portfolio) + 1, list[str]()
     figures: Shape[dict[str, Any]] = record(dict, _figures(axes, columns), OPTIONAL_ENTRY_FIELDS)
 
     def read(place: int, bucket: Problem, start: int, end: int) -> dict[str, Any]:
@@ -485,10 +488,10 @@ def _unread(table: Table, data: bytes, start: int, where: str) -> tuple[Entry, .
         except TableError as error:
             step = f"entries[{place}]"
             mistake = TableError(f"{where}: {error.problem}", f"{step}.{error.path}" if error.path else step)
-            if not mistakes:
+            if not warned:
                 text = f"{mistake}; entries with such a mistake are left out: restore the file"
                 warn(shortened(text, 2000), TableWarning)
-            mistakes.append(mistake)
+                warned.append(text)
             raise mistake from None
 
     lines = [*_lines(data, start)]

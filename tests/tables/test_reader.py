@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from aot_tune.errors import AotTuneError, NewerSchemaError, TableError, TableWarning
 from aot_tune.tables import reader, writer
-from aot_tune.tables.reader import parse, parse_as_asked
+from aot_tune.tables.reader import UnreadEntry, parse, parse_as_asked
 from aot_tune.tables.strict_json import loads
 from aot_tune.tables.table import Entry, Point, Slopes, StateTimes, Table, entry_order
 from aot_tune.tables.writer import dump
@@ -489,6 +489,33 @@ def test_an_entry_is_parsed_when_more_than_its_winner_is_read(monkeypatch):
     assert table.entries[1].points == TABLE.entries[1].points
     assert table.entries[1] == TABLE.entries[1]
     assert [text.count(b'"points"') for text in parsed] == [1]
+
+
+def test_an_entry_that_another_thread_reads_meanwhile_is_read_all_the_same():
+    readings = (
+        lambda entry: UnreadEntry.__getattr__(entry, "points") == TABLE.entries[0].points,
+        lambda entry: UnreadEntry.disturbed.fget(entry) is None,
+        UnreadEntry.is_sound,
+        UnreadEntry.is_timed,
+    )
+    for reading in readings:
+        entry = parse_as_asked(dump(TABLE), "file").entries[0]
+        assert type(entry) is UnreadEntry
+        assert reading(entry)
+        assert type(entry) is Entry or reading is UnreadEntry.is_timed
+        _ = entry.points
+        assert reading(entry), "for a thread that was about to read it"
+
+
+def test_an_entry_without_a_time_at_a_point_is_read_as_it_is_asked():
+    first, *others = TABLE.entries
+    columns = len(TABLE.portfolio) + 1
+    timeless = tuple(Point(size=point.size, us=(None,) * columns) for point in first.points)
+    for points in ((), timeless):
+        entries = (dataclasses.replace(first, points=points), *others)
+        table = parse_as_asked(dump(dataclasses.replace(TABLE, entries=entries)), "file")
+        assert type(table.entries[0]) is UnreadEntry
+        assert [entry.is_timed() for entry in table.entries] == [False] + [True] * len(others)
 
 
 def test_b2_a_table_of_too_many_values_is_refused_before_an_entry_is_read(monkeypatch):
