@@ -35,7 +35,7 @@ from aot_tune.values.config import Config
 ARCH = Arch.parse("sm90")
 """The arch whose tables are measured."""
 
-MOST_BEHIND = 0.10
+MOST_BEHIND = 0.06
 """Largest fraction of the sizes at which the choices may be slower than the default, beyond the tie band."""
 
 FAR = 0.10
