@@ -26,10 +26,10 @@ SCALE = FoundKernel(module=samples.MODULE, tunable=samples.scale)
 
 def test_a_gate_needs_a_gain_in_the_mean_and_few_sizes_behind() -> None:
     assert gate([0.9] * 10) == PREDICTED_GAIN
-    assert gate([0.9] * 9 + [1.021]) == PREDICTED_GAIN
-    assert gate([0.9] * 8 + [1.021] * 2) is None
+    assert gate([0.9] * 47 + [1.021] * 3) == PREDICTED_GAIN
+    assert gate([0.9] * 46 + [1.021] * 4) is None
     assert gate([1.0] * 10) is None
-    assert gate([0.99] * 9 + [1.5]) is None
+    assert gate([0.99] * 19 + [1.5]) is None
 
 
 def _chosen(shape: str, ratios: Sequence[float]) -> list[Chosen]:
