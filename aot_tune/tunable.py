@@ -35,7 +35,11 @@ class Tunable(Declaration):
             return
         if not has_table(self):
             check_calls(self)
-        attach(self)
+        try:
+            attach(self)
+        except Exception:
+            check_calls(self)  # names the mistake, such as a default that raises
+            raise
 
     def __reduce__(self) -> tuple[Any, ...]:
         """Pickle the place, a module and the name: other processes import the declaration."""

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import typer
+from typer.testing import CliRunner
 
 from aot_tune import environment
 from aot_tune.cli.app import app
@@ -278,6 +279,19 @@ def test_every_environment_variable_they_name_is_one_that_the_code_reads() -> No
 def test_the_example_of_a_table_is_a_table_in_the_bytes_that_are_written() -> None:
     text = example("table")
     assert writer.dump(reader.parse(text)).decode() == text
+
+
+def test_the_example_of_the_rule_is_of_the_present_table() -> None:
+    asked = re.search(r"`aot-tune (doctor matmul .*? --problem \S+)`", FORMAT)
+    assert asked is not None
+    printed = CliRunner().invoke(app, shlex.split(asked[1])).stdout
+    rows = re.findall(r"\| .*?(\d+ tiles), (\d waves?) \| (\S+) x (\S+) \| \**([0-9.]+ us)\** \|", FORMAT)
+    assert len(rows) == 4
+    for tiles, waves, near, counts, us in rows:
+        estimate = rf"{us} .*near x{near}  \* counts x{counts} +{tiles} +{waves} "
+        assert re.search(estimate, printed), (estimate, printed)
+    [weights] = re.findall(r"^ +((?:\d+ % +)+)weights +(\d+ %)$", FORMAT, re.M)
+    assert re.findall(r"\d+", "".join(weights)) == re.findall(r"\((\d+)%\)", printed)
 
 
 def test_the_example_of_a_recorded_table_is_one_in_the_bytes_that_are_written() -> None:

@@ -61,7 +61,7 @@ class Coverage:
     """Number of problems that were compared with the tables."""
 
     listed: bool
-    """Whether the problems come from a file; otherwise from the tables' own space (`space_of`)."""
+    """Whether the problems come from a file; otherwise from the kernel's own space (`space_of`)."""
 
     gaps: tuple[Gap, ...]
     """Gaps."""
@@ -73,7 +73,7 @@ def coverage(tunable: Declaration, arch: Arch, listed: Sequence[Problem] | None 
     Args:
         tunable: The kernel's declaration.
         arch: The arch.
-        listed: The problems; None for those of the tables' own space.
+        listed: The problems; None for those of the kernel's own space.
     """
     index = loader.load(tunable, arch)
     problems = space_of(tunable, index) if listed is None else listed
@@ -100,7 +100,7 @@ def coverage(tunable: Declaration, arch: Arch, listed: Sequence[Problem] | None 
 
 def coverage_lines(coverage: Coverage, *, most: int = 12) -> list[str]:
     """Return the gaps as text for the user, at most `most` of each kind."""
-    origin = "of the list" if coverage.listed else "of the tables' own space"
+    origin = "of the list" if coverage.listed else "of its own space"
     lines = [
         f"{coverage.kernel} on {coverage.arch}: {counted(coverage.problems, 'problem')} {origin}, "
         f"{counted(len(coverage.gaps), 'gap') if coverage.gaps else 'no gap'}"
@@ -115,12 +115,14 @@ def coverage_lines(coverage: Coverage, *, most: int = 12) -> list[str]:
 
 
 def space_of(tunable: Declaration, index: Index) -> list[Problem]:
-    """Return problems that span the tables' buckets.
+    """Return problems that span the tables' buckets; without any, the declared problems.
 
     For each classes and sizes on the Exact axes: every power of two up to the largest edge on each Pow2 axis
     in turn; and for each size on an Exact axis, sizes near it that each power of two divides.
     """
     buckets = [match.entry.bucket for match in index.matches()]
+    if not buckets:
+        return [*tunable.typical_problems]
     most = {name: max((bucket.size(name) for bucket in buckets), default=0) for name in tunable.axes}
     problems: dict[Problem, None] = {}
     for bucket in buckets:

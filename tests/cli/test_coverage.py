@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 from aot_tune.cli.app import app
 from aot_tune.cli.coverage import Coverage, coverage, coverage_lines
 from aot_tune.tunable import Tunable
+from aot_tune.values.arch import Arch
 from aot_tune.values.problem import Problem
 from tests.support.samples import SM90, scale_in, scale_table, write
 
@@ -71,6 +72,15 @@ def test_without_a_list_the_tables_own_space_is_asked(scale: Tunable) -> None:
     assert [what for kind, what, _ in gaps if kind == "divisibility"] == [
         f"N = {2**k} x odd" for k in range(10)
     ]
+
+
+def test_without_a_table_every_declared_problem_is_a_gap(scale: Tunable) -> None:
+    answer = coverage(scale, Arch.parse("sm100"))
+    assert answer.problems == len(scale.typical_problems)
+    assert {gap.kind for gap in answer.gaps} == {"classes"}
+    assert sum(gap.problems for gap in answer.gaps) == answer.problems
+    [first, *_] = coverage_lines(answer)
+    assert first == f"scale on sm100: {answer.problems} problems of its own space, 1 gap"
 
 
 def test_the_command_takes_a_file_of_missed_problems(

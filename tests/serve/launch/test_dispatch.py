@@ -1107,6 +1107,12 @@ def test_what_the_sweep_of_a_table_has_checked_is_not_checked_where_it_is_served
     assert re.search(message, mistake)
     with pytest.raises(DeclarationError, match="axes is empty"):
         dataclasses.replace(tuned, axes={})
+    for default, error in (
+        (lambda arch, problem: {"tile_m": 16}, "Config"),
+        (lambda arch: DEFAULT, "default"),
+    ):
+        with pytest.raises(DeclarationError, match=error):
+            dataclasses.replace(tuned, default=default)
 
 
 def test_every_table_s_hint_is_one_kernel(tuned: Tunable) -> None:
