@@ -203,12 +203,13 @@ def add_up_alike(tensor: torch.Tensor, expected: torch.Tensor) -> bool:
     kernel does so in a workspace that serves all of its configs: a later launch adds the chosen config's.
     """
     ours, theirs = _stored_rows(tensor), _stored_rows(expected.to(tensor.device))
-    if ours is None or theirs is None or not theirs.any():  # zeros prove nothing
+    if ours is None or theirs is None:
         return False
-    expected_sums = list(_sums(theirs))
+    most = tolerance(expected.dtype)
+    expected_sums = list(_sums(theirs, most))
     return any(
-        mine != others and _equal_but_zeros(sums, wanted, tolerance(expected.dtype))
-        for mine, sums in _sums(ours)
+        mine != others and _equal_but_zeros(sums, wanted, most)
+        for mine, sums in _sums(ours, most)
         for others, wanted in expected_sums
     )
 
@@ -224,11 +225,18 @@ def _stored_rows(tensor: torch.Tensor) -> torch.Tensor | None:
     return tensor[:count].to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def _sums(rows: torch.Tensor) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield each number of equal parts that rows may consist of, with the sum over the parts."""
-    for parts in range(1, MOST_PARTS + 1):
-        if len(rows) % parts == 0:
-            yield parts, rows.view(parts, -1, *rows.shape[1:]).sum(0)
+def _sums(rows: torch.Tensor, most: float) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield each number of equal parts that rows may consist of, with the sum over the parts.
+
+    Sums that are the same without one of the parts, within the tolerance `most`, prove nothing: rows of zeros
+    that a config fails to store would be such a part.
+    """
+    for number in range(1, MOST_PARTS + 1):
+        if len(rows) % number == 0:
+            parts = rows.view(number, -1)
+            sums = parts.sum(0)
+            if bool((parts.abs().amax(1) > most * sums.abs().max()).all()):
+                yield number, sums.view(-1, *rows.shape[1:])
 
 
 def _equal_but_zeros(sums: torch.Tensor, expected: torch.Tensor, most: float) -> bool:

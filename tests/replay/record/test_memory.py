@@ -148,6 +148,8 @@ def test_other_parts_of_the_same_sums_do_not_differ(parts: int, first: int) -> N
         (in_workspace(PRODUCT.flip(0), 1), in_workspace(PRODUCT, 1)),
         (in_workspace(PRODUCT, 2)[:24].roll(12, 0), in_workspace(PRODUCT, 2)[:24]),  # as many parts
         (in_workspace(PRODUCT * 0, 4), in_workspace(PRODUCT * 0, 1)),  # zeros prove nothing
+        (in_workspace(PRODUCT, 1), in_workspace(PRODUCT, 1, tile=24)),  # rows of zeros are not stored
+        (in_workspace(PRODUCT, 1, tile=24), in_workspace(torch.cat([PRODUCT, PRODUCT * 1e-4]), 1)),
         (in_workspace(PRODUCT, 1, rows=12)[:0], in_workspace(PRODUCT, 1)),
         (torch.tensor(1.0), torch.tensor(2.0)),
         (torch.tensor([1, 1]), torch.tensor([2])),
