@@ -107,8 +107,9 @@ class TorchRuntime:
             # As `ct.launch` asks: no stream waits for another.
             return self._torch.utils.dlpack.from_dlpack(array.__dlpack__(stream=-1))
         with suppress(Exception):
+            address = array.__cuda_array_interface__["data"][0]  # else torch would copy it from the host
             tensor = self._torch.as_tensor(array, device="cuda")
-            if tensor.data_ptr() == array.__cuda_array_interface__["data"][0] or not tensor.numel():
+            if tensor.data_ptr() == address or not tensor.numel():
                 return tensor  # else torch copied it from another GPU
         return None
 

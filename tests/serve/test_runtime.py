@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy
+import pytest
 import torch
 
 from aot_tune.serve.runtime import TorchRuntime, with_tensors
@@ -40,6 +42,14 @@ def test_another_library_s_array_is_viewed_and_not_copied() -> None:
         assert (view.data_ptr(), view.shape, view.dtype) == (held.data_ptr(), held.shape, held.dtype)
     assert viewed[1:2] + viewed[3:] == (2, (held,))
     assert viewed[2][1] is None
+
+
+def test_an_array_of_the_host_is_not_copied_to_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    copied: list[object] = []
+    monkeypatch.setattr(torch, "as_tensor", lambda array, device: copied.append(array))
+    args = (numpy.zeros(4), numpy.zeros(()))
+    assert with_tensors(args, TorchRuntime()) is args
+    assert copied == []
 
 
 def test_what_torch_cannot_view_and_tensors_are_left_as_they_are() -> None:
