@@ -108,19 +108,25 @@ def weakest(signature: str, parameters: Sequence[tuple[str, Any]]) -> str:
     are passed in 64 bits.
 
     Args:
-        signature: A signature that `signature_of` returned.
+        signature: A signature of cuTile's. With a parameter that `signature_of` refuses, such as a library's
+            tuple, it is returned as it is.
         parameters: As for `signature_of`.
     """
-    from cuda.tile.compilation import CallingConvention, KernelSignature, demangle_kernel_name
+    import cuda.tile.compilation as ct
 
-    name, parsed = demangle_kernel_name(signature)
+    name, parsed = ct.demangle_kernel_name(signature)
+    known = ct.ArrayConstraint, ct.ListConstraint, ct.ScalarConstraint, ct.ConstantConstraint
+    if not all(isinstance(constraint, known) for constraint in parsed.parameters):
+        return signature
     weak = [
         _weak(constraint, getattr(node, "array", None), getattr(node, "list", None))
         for constraint, (_, node) in zip(parsed.parameters, parameters, strict=True)
     ]
     static = any(_static_shape(node) for _, node in parameters)
-    convention = CallingConvention.cutile_python_v2() if static else CallingConvention.cutile_python_v1()
-    symbol: str = KernelSignature(weak, convention).with_mangled_symbol(name).symbol
+    convention = (
+        ct.CallingConvention.cutile_python_v2() if static else ct.CallingConvention.cutile_python_v1()
+    )
+    symbol: str = ct.KernelSignature(weak, convention).with_mangled_symbol(name).symbol
     return symbol
 
 

@@ -134,15 +134,18 @@ class Cubins:
     Args:
         code: The kernel and its code.
         folders: Returns the folders of the kernel's archives, in reading order.
+        missing: Signatures without a cubin that were warned of; shared where a library makes a kernel often.
     """
 
-    def __init__(self, code: KernelCode, folders: Callable[[], Sequence[Path]]) -> None:
+    def __init__(
+        self, code: KernelCode, folders: Callable[[], Sequence[Path]], missing: set[str] | None = None
+    ) -> None:
         self._code = code
         self._folders = folders
         self._sections: dict[Arch, tuple[Section, ...]] = {}
         self._refused: dict[Arch, str] = {}
         self._warned: set[object] = set()
-        self._missing: set[str] = set()
+        self._missing: set[str] = set() if missing is None else missing
         self._without: set[Arch] = set()
 
     def find(self, hints: Hints, signature: str, arch: Arch) -> cutile.Cubin | None:

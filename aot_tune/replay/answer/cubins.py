@@ -40,10 +40,13 @@ class LaunchCall:
 _cubins = ByCode()
 """Cubins by kernel: a library makes many kernels of one function, with other hints."""
 
+_missing: dict[str, set[str]] = {}
+"""Signatures without a cubin that were warned of, by the kernel's name, which all its closures have."""
+
 
 def begin() -> None:
     """Let launches of libraries' kernels load cubins, from the folders that hold their tables."""
-    _cubins.clear()
+    _forget()
     cutile.let_kernels_ask(_source, _compiled)
     set_replaying(True)
 
@@ -58,7 +61,12 @@ def end() -> None:
     cutile.let_kernels_ask(None)
     cutile.answer_for_compiler(None)
     set_replaying(False)
+    _forget()
+
+
+def _forget() -> None:
     _cubins.clear()
+    _missing.clear()
 
 
 def _source(kernel: Any, arch: Arch) -> cutile.CubinSource:
@@ -69,7 +77,8 @@ def _source(kernel: Any, arch: Arch) -> cutile.CubinSource:
     if name not in known:
         # No lock: a fork could inherit it locked. Two threads may read; both take the first.
         code, folders = recorded_code(kernel), folders_of(function.__module__)
-        known.setdefault(name, Cubins(code, lambda: folders))
+        missing = _missing.setdefault(name, set())
+        known.setdefault(name, Cubins(code, lambda: folders, missing))
     cubins: Cubins = known[name]
     hints = _hints(kernel, arch)
 

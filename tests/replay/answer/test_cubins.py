@@ -189,6 +189,32 @@ def test_a_kernel_that_the_archive_lacks_is_compiled_with_one_warning(tmp_path: 
     assert len(driver.compiled) == 2
 
 
+def kernel_of(number: int) -> Any:
+    """A kernel that a library makes anew for each size."""
+
+    @ct.kernel
+    def local_kernel(x):
+        ct.store(x, index=(0,), tile=ct.full((16,), number, x.dtype))
+
+    return local_kernel
+
+
+@pytest.mark.process
+def test_kernels_of_one_function_are_one_warning_for_all_closures(tmp_path: Path, driver: Driver) -> None:
+    fake_archive(tmp_path)
+    args = (FakeTensor((16,), torch.float16),)
+    with pytest.warns(CubinWarning, match=r"no cubin of .*kernel_of\.<locals>\.local_kernel for"):
+        ct.launch(0, (1, 1, 1), kernel_of(1), args)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        ct.launch(0, (1, 1, 1), kernel_of(2), args)
+
+
+@ct.kernel
+def pair_kernel(x, pair):
+    ct.store(x, index=(0,), tile=ct.full((16,), pair[0], x.dtype))
+
+
 def test_without_cubin_and_compiler_the_error_says_what_to_ship(
     tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -199,6 +225,10 @@ def test_without_cubin_and_compiler_the_error_says_what_to_ship(
         launch_with(1024, 64, occupancy=1)
     with pytest.raises(CompilerMissingError, match=f"no cubin was shipped for unrecorded_kernel_K.*{remedy}"):
         ct.launch(0, (1, 1, 1), unrecorded_kernel, (FakeTensor((16,), torch.float16),))
+    fake_archive(tmp_path)
+    install(tables=[tmp_path, tmp_path / "none"])  # reads anew
+    with pytest.raises(CompilerMissingError, match=f"no cubin was shipped for pair_kernel_K.*{remedy}"):
+        ct.launch(0, (1, 1, 1), pair_kernel, (FakeTensor((16,), torch.float16), (1, 2)))
     assert driver.launches == []
 
 
