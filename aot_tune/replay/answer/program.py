@@ -108,7 +108,9 @@ def run(command: Sequence[str], **passed: Sequence[str]) -> tuple[int, str]:
         raise UsageError(f"{command[0]} cannot be run: {error.strerror}") from None
     with _signals_passed_to(process) as received:
         code = process.wait()
-    asked = [signal.Signals(number).name for number in (*received, -code) if number in ENDING]
+    # A shell whose command was ended by a signal ends by itself, with a code that holds the signal.
+    numbers = [*received, -code, code - 128, *([signal.SIGTERM] if code == _TIMED_OUT else [])]
+    asked = [signal.Signals(number).name for number in numbers if number in ENDING]
     # A program that a signal ended: 128 and the signal's number, as shells report it.
     return (code if code >= 0 else 128 - code), next(iter(asked), "")
 
@@ -122,6 +124,9 @@ _KEPT_SIGNALS = {
 
 ENDING = {signal.SIGINT, signal.SIGTERM, signal.SIGHUP, signal.SIGQUIT, signal.SIGXCPU}
 """Signals of people, terminals and time limits, by which no fault of a program ends it."""
+
+_TIMED_OUT = 124
+"""Exit code of the program `timeout` where it ended its command."""
 
 _OF_KEYS = {signal.SIGINT, signal.SIGQUIT}
 """Signals that keys of a terminal send to both processes."""

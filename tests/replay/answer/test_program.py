@@ -135,6 +135,15 @@ def test_every_signal_that_can_be_passed_on_reaches_the_program() -> None:
     assert process.returncode == 7
 
 
+@pytest.mark.parametrize(
+    ("ending", "asked"),
+    [("exit 3", ""), ("kill -TERM $$", "SIGTERM"), ("sh -c 'kill -INT $$'; exit $?", "SIGINT"),
+     ("kill -SEGV $$", ""), ("sh -c 'kill -SEGV $$'; exit $?", ""), ("timeout 0.1 sleep 60", "SIGTERM")],
+)  # fmt: skip
+def test_a_signal_that_ended_a_shell_s_command_is_an_interruption_too(ending: str, asked: str) -> None:
+    assert program.run(["sh", "-c", ending])[1] == asked
+
+
 def test_a_key_of_the_terminal_reaches_the_program_once() -> None:
     """The terminal sends the signal to both processes."""
     child, terminal = pty.fork()
