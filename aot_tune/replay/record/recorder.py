@@ -45,8 +45,8 @@ from aot_tune.replay.record.search import (
     identified,
     raise_as_cutile,
 )
-from aot_tune.replay.record.turn import turn
-from aot_tune.replay.spelling import space_hash, spelled, texts_of
+from aot_tune.replay.record.turn import turn, writing
+from aot_tune.replay.spelling import space_hash, texts_of
 from aot_tune.replay.table import Launched, Library, RecordedEntry, RecordedTable, file_name, name_of
 from aot_tune.serve.runtime import runtime
 from aot_tune.tables.files import check_replaceable, check_writable, write_atomic
@@ -71,9 +71,6 @@ _NOT_ENDED = "a search had not ended: its outcomes are kept, and the same comman
 
 IN_PARTS = "gets other parts of the same sums from other configs: they add up, and no config is passed over"
 """Remark on a workspace of split-K configs, after the names of the parameters."""
-
-_TABLES = "tables"
-"""Name of the lock under which tables are written, in `turn`."""
 
 MOST_SEARCHES_OF_ONE_PROBLEM = 3
 """Most searches of one problem in a process. A library may ask again because the contents of an index tensor
@@ -238,7 +235,7 @@ class Recorder:
         self._won: dict[str, list[_Won]] = {}
         self._problems: dict[str, list[Identified]] = {}
         self._launches = Launches(self._remark_on_launch)
-        self._measured: set[tuple[Path, Launched]] = set()
+        self._known: set[tuple[Path, Launched]] = set()
         self.sites: dict[str, Site] = {}
         """Recordings, by place in the library."""
         self.tables: dict[Path, RecordedTable] = {}
@@ -299,14 +296,15 @@ class Recorder:
             if (local := why_local(kernel.empty)) is not None:
                 raise NotRecordableError(local)
             kernel_of(function.__module__, function.__qualname__)
-            if (kernel.path, call.launched) in self._measured:
-                return  # the table has the winner of each search, and the others lost
-            with turn(self._journals, _TABLES):
-                table = self._table(kernel)
+            if (kernel.path, call.launched) in self._known:
+                return  # the table has it, or it lost a search
+            with writing(kernel.path.parent):
+                table = self._table(kernel, times=False)
                 launched = {*table.launched, call.launched} - set(table.won)
                 if len(launched) > MOST_LAUNCHED:
                     raise NotRecordableError(f"its table holds {MOST_LAUNCHED} launches already")
                 self._write(kernel, dataclasses.replace(table, launched=tuple(sorted(launched))))
+            self._known.add((kernel.path, call.launched))
         except Exception as error:  # the launch was made, and the program goes on
             site.remarks[f"a launch of {site.kernel} gets no cubin: {error_in_words(error)}"] = None
         if site.remarks:
@@ -407,12 +405,12 @@ class Recorder:
         self._launches.searched(task.kernel, timed, known.problem, results.in_parts)
         try:
             launches = {at: search.launched(at, task.device.arch) for at in results.times}
-            self._measured |= {(task.path, launched) for launched in launches.values()}
+            self._known |= {(task.path, launched) for launched in launches.values()}
             entry = _entry(task, results, launches[results.winner])
             times = {known.texts[at]: time for at, time in results.times.items()}
             won.append(_Won(entry=entry, times=times))
             site.gains.append(entry.gain or 1.0)
-            with turn(self._journals, _TABLES):
+            with writing(task.path.parent):
                 self._write(task, self._with_winners(task, won))
         except AotTuneError as error:  # such as an argument that has no signature, or a full disk
             site.remarks[f"not recorded: {error}"] = None
@@ -442,19 +440,24 @@ class Recorder:
             task.site.remarks[f"its configs are not tried in another process first: {error}"] = None
             return {}
 
-    def _table(self, kernel: _Kernel) -> RecordedTable:
-        """Return a kernel's table to add to. Another process of the program may have written it meanwhile."""
-        existing = _existing(kernel.path)
+    def _table(self, kernel: _Kernel, *, times: bool = True) -> RecordedTable:
+        """Return a kernel's table to add to. Another process of the program may have written it meanwhile.
+
+        A launch has no time, so that only other code or another version of the library drops it.
+        """
+        existing, empty = _existing(kernel.path), kernel.empty
         if existing is None:
-            return kernel.empty
-        if _same_code(existing, kernel.empty):
+            return empty
+        same_code = (existing.source_hash, existing.library) == (empty.source_hash, empty.library)
+        if same_code and (existing.built_with == empty.built_with or not times):
             return existing
-        if count := len(existing.entries) + len(existing.launched):
+        launched = existing.launched if same_code else ()
+        if count := len(existing.entries) + len(existing.launched) - len(launched):
             kernel.site.remarks[
                 f"{kernel.path.name} begins anew, without the {counted(count, 'entry', 'entries')} that it "
-                f"had: {_differing(existing, kernel.empty)}"
+                f"had: {_differing(existing, empty)}"
             ] = None
-        return kernel.empty
+        return dataclasses.replace(empty, launched=launched)
 
     def _with_winners(self, task: _Task, won: Sequence[_Won]) -> RecordedTable:
         """Return a table with a problem's winners; entries of other problems stay."""
@@ -547,7 +550,7 @@ def _entry(task: _Task, results: Searched, launched: Launched) -> RecordedEntry:
     return RecordedEntry(
         space=task.space,
         problem=task.known.problem,
-        config=spelled(call.space[at]),
+        config=json.loads(task.known.texts[at]),  # the library's functions may have changed it since
         hints=dict(launched.hints),
         grid=tuple(int(size) for size in call.grid_fn(call.space[at])),
         mean_us=time.mean_us,
@@ -620,11 +623,6 @@ def _differing(old: RecordedTable, new: RecordedTable) -> str:
         pairs[field_.name] = getattr(old.built_with, field_.name), getattr(new.built_with, field_.name)
     changes = [f"{name} was {was}, now {now}" for name, (was, now) in pairs.items() if was != now]
     return ", ".join([*(["the code is another"] if old.source_hash != new.source_hash else []), *changes])
-
-
-def _same_code(old: RecordedTable, new: RecordedTable) -> bool:
-    """Return whether two tables have the same code, library, GPU and software."""
-    return (old.source_hash, old.library, old.built_with) == (new.source_hash, new.library, new.built_with)
 
 
 def _same_problem(old: RecordedEntry, new: RecordedEntry) -> bool:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import sys
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -17,15 +18,17 @@ from aot_tune import environment
 from aot_tune.errors import CutileError, MissWarning, StoreError
 from aot_tune.nvidia import cutile
 from aot_tune.replay.answer import places, searches
+from aot_tune.replay.answer.cubins import LaunchCall
 from aot_tune.replay.answer.install import install, uninstall
-from aot_tune.replay.document import parse
+from aot_tune.replay.document import dump, parse
 from aot_tune.replay.problem import Whole
 from aot_tune.replay.record import recorder as recording
 from aot_tune.replay.record import turn as turns
 from aot_tune.replay.record.recorder import Recorder, Site, equal_to_a_size, following
 from aot_tune.replay.record.search import LibrarySearch
-from aot_tune.replay.table import RecordedTable, file_name
+from aot_tune.replay.table import Launched, RecordedTable, file_name
 from aot_tune.tables.table import SCHEMA
+from aot_tune.values.arch import Arch
 from tests.support import served_library, tuned_once
 from tests.support.driver import Driver, FakeTensor, ForeignArray, stream_on
 from tests.support.tuned_once import SPACE, launch, scale_kernel, tuned
@@ -188,6 +191,74 @@ def test_what_two_processes_record_is_kept(recorder: Recorder, tmp_path: Path) -
         Whole(5000),
         Whole(300),
     }
+
+
+def launched(occupancy: int) -> LaunchCall:
+    """A launch without a search that cuTile compiled."""
+    made = Launched((("occupancy", occupancy),), "scale_kernel_Kt1")
+    return LaunchCall(kernel=scale_kernel, arch=Arch(9, 0), launched=made)
+
+
+def test_two_runs_that_write_a_table_at_once_lose_nothing_of_each_other(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    other = Recorder(out=tmp_path / "tables", journals=tmp_path / "another folder")
+    own, thread = recording.dump, threading.Thread(target=other, args=(launched(2),))
+
+    def dump(table: RecordedTable) -> bytes:
+        if thread.ident is None:
+            thread.start()
+            thread.join(0.5)  # it waits until this table is written
+        return own(table)
+
+    monkeypatch.setattr(recording, "dump", dump)
+    recorder(launched(1))
+    thread.join()
+    assert [dict(one.hints)["occupancy"] for one in read(tmp_path).launched] == [1, 2]
+
+
+def test_a_launch_is_written_once_and_drops_no_time_of_another_machine(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    tuned(*tensors(1024))
+    of_another = replace(read(tmp_path), built_with=replace(read(tmp_path).built_with, driver="1.2"))
+    monkeypatch.setattr(recorder, "_table", lambda *args, **kwargs: of_another)
+    recorder(launched(1))
+    monkeypatch.undo()
+    recorder(launched(2))
+    assert (len(read(tmp_path).entries), len(read(tmp_path).launched)) == (1, 2)
+    (path,) = recorder.tables
+    path.unlink()
+    recorder(launched(1))
+    assert not path.exists()
+    path.write_bytes(dump(replace(of_another, launched=(launched(2).launched,))))
+    tuned(*tensors(5000))
+    (remark,) = site(recorder).remarks
+    assert remark.endswith("begins anew, without the 1 entry that it had: driver was 1.2, now ")
+    assert (len(read(tmp_path).entries), len(read(tmp_path).launched)) == (1, 1)
+
+
+def test_a_config_that_the_library_changes_is_replayed(
+    recorder: Recorder, tmp_path: Path, replayed: list[int]
+) -> None:
+    x, out = tensors(1024)
+
+    def search() -> Any:
+        def args_of(config: Any) -> tuple[Any, ...]:
+            config.programs = -(-1024 // config.TILE)
+            return x, out, 1024, 2.0, config.TILE
+
+        space = [SimpleNamespace(TILE=16), SimpleNamespace(TILE=32)]
+        search = tuned_once.exhaustive_search
+        return search(space, 0, lambda config: (config.programs,), scale_kernel, args_of, quiet=True)
+
+    for _ in range(recording.MOST_SEARCHES_OF_ONE_PROBLEM + 1):
+        assert search().best.config.TILE == 32
+    assert read(tmp_path).entries[0].config == {"SimpleNamespace": {"TILE": 32}}
+    replay()
+    replayed.clear()
+    assert search().best.config.TILE == 32
+    assert replayed == []
 
 
 def test_one_function_with_several_base_hints_keeps_an_entry_for_each(
