@@ -47,7 +47,18 @@ FLOOR = {room: floor for floor, rooms in enumerate(ROOMS) for room in rooms}
 
 WITHIN = {
     "serve": ("rank", "runtime", "missed", "loader", "kernels", "search", "launch", "prime"),
-    "tuner": ("outcome", "process", "compile", "plan", "choose", "measure", "archives", "ray", "sweep"),
+    "tuner": (
+        "outcome",
+        "process",
+        "compile",
+        "plan",
+        "choose",
+        "measure",
+        "archives",
+        "ray",
+        "sweep",
+        "profile",
+    ),
     "replay": (
         *("spelling", "problem", "table", "document", "files", "nearest", "fit", "words"),
         *("answer", "archives", "record"),

@@ -573,7 +573,7 @@ def verify(
     from datetime import date
 
     from aot_tune.cli.documents import find
-    from aot_tune.cli.verify import verification, verification_lines
+    from aot_tune.cli.measure.verify import verification, verification_lines
     from aot_tune.errors import TuneError
     from aot_tune.tuner.sweep.progress import progress_on
 
@@ -593,6 +593,57 @@ def verify(
     command.leave(failed=result.holds is False)
     if result.holds is None:
         raise typer.Exit(command.EXIT_UNKNOWN)
+
+
+@app.command()
+@guarded
+def profile(
+    kernel: Annotated[str, typer.Argument(metavar="KERNEL", help="The name of a kernel.")],
+    problem: Annotated[
+        str,
+        typer.Option("--problem", metavar="M=300,...", help="A whole problem, or the part that names one."),
+    ],
+    config: Annotated[
+        str | None,
+        typer.Option(
+            "--config",
+            metavar="NAME=VALUE,...",
+            help="What differs from the config that a launch would run, within the search space.",
+        ),
+    ] = None,
+    diff: Annotated[
+        Path | None, typer.Option("--diff", metavar="FILE", help="An earlier profile to compare with.")
+    ] = None,
+    arch: ArchName = None,
+    module: Modules = None,
+    as_json: AsJson = False,
+    verbose: Verbose = False,
+) -> None:
+    """Say what bounds a config, and measure one change.
+
+    Machine code, roofs, waves and the compiler's remarks; on a GPU its time, its counters where the driver
+    allows them, and the change of one value that addresses the worst finding. Exit code 1 when the config
+    does not compile or run.
+    """
+    from aot_tune.cli.measure.profile import earlier, keep, profile_lines, profiled
+    from aot_tune.declare.blanks import refuse_blanks
+    from aot_tune.declare.discovery import find_tunables
+
+    target = selection.chosen_arch(arch)
+    (found,) = selection.chosen_kernels(find_tunables(module or ()), [kernel])
+    refuse_blanks(found.tunable)
+    problems = selection.problems_by_kernel([found], [problem])[kernel]
+    if len(problems) > 1:
+        raise UsageError(
+            f"--problem {problem}: {len(problems)} problems agree, such as {problems[0]}; name one"
+        )
+    before = None if diff is None else earlier(diff, (kernel, problems[0]))
+    with command.signals_stop():
+        result, why = profiled(found, target, problems[0], config, found.module_option)
+    path = keep(result)
+    command.put(json_text(result) if as_json else profile_lines(result, why, before))
+    command.say(f"kept as {path}")
+    command.leave(failed=bool(result.failure))
 
 
 @app.command()

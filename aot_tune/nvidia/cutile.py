@@ -705,6 +705,7 @@ def compile_cubin(
     *,
     timeout_s: float | None = None,
     symbol: str | None = None,
+    remarks: Path | None = None,
 ) -> bytes:
     """Compile one kernel for one signature, without a GPU.
 
@@ -718,6 +719,7 @@ def compile_cubin(
         arch: The arch to compile for.
         timeout_s: The longest time that the compiler may run, seconds.
         symbol: The kernel's name in the cubin; by default the signature.
+        remarks: A file for the compiler's remarks, which only a tested release writes.
 
     Raises:
         CutileError: The compiler refused the kernel, crashed or ran too long; cuTile's message comes first.
@@ -729,7 +731,7 @@ def compile_cubin(
     parsed = demangle_kernel_name(signature)[1].with_symbol(symbol or signature)
     try:
         if private_names_known():
-            return _compile_anonymous(hinted, parsed, arch, timeout_s)
+            return _compile_anonymous(hinted, parsed, arch, timeout_s, remarks)
         buffer = io.BytesIO()
         export_kernel(hinted, [parsed], buffer, gpu_code=arch.cutile_name, output_format="cubin")
         return buffer.getvalue()
@@ -737,18 +739,26 @@ def compile_cubin(
         raise CutileError(str(error)) from error
 
 
-def _compile_anonymous(hinted: Any, signature: Any, arch: Arch, timeout_s: float | None) -> bytes:
+def _compile_anonymous(
+    hinted: Any, signature: Any, arch: Arch, timeout_s: float | None, remarks: Path | None
+) -> bytes:
     from cuda.tile import _compile
     from cuda.tile._cext import TileContext, default_tile_context
 
     config = dataclasses.replace(default_tile_context.config, compiler_timeout_sec=timeout_s, cache_dir=None)
-    named = _compile._get_bytecode
+    named, run = _compile._get_bytecode, getattr(_compile, "compile_cubin", None)
+
+    def reporting(*args: Any, **more: Any) -> Any:
+        assert run is not None
+        return run(*args, **{**more, "remarks_output_file": remarks})  # cuTile passes None
 
     def anonymous(keeper: Any, options: Any, anonymize_debug_info: bool) -> Any:
         return named(keeper, options, anonymize_debug_info=True)
 
     with _compile._compiler_lock:
         _compile._get_bytecode = anonymous
+        if remarks is not None and release() >= TUNE_SINCE:
+            _compile.compile_cubin = reporting
         try:
             result = _compile.compile_tile(
                 hinted._annotated_function,
@@ -759,5 +769,7 @@ def _compile_anonymous(hinted: Any, signature: Any, arch: Arch, timeout_s: float
             )
         finally:
             _compile._get_bytecode = named
+            if run is not None:
+                _compile.compile_cubin = run
     cubin: bytes = result.cubin
     return cubin

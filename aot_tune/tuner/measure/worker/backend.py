@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -83,6 +83,21 @@ class Poisoned:
     """The driver's message, or the changed memory."""
 
 
+@message
+@dataclass(frozen=True, kw_only=True)
+class Counters:
+    """The GPU's counters of one launch."""
+
+    values: Mapping[str, float] = field(default_factory=dict)
+    """Value of each metric, by CUPTI's name."""
+
+    passes: int = 0
+    """Number of times that the kernel ran for them."""
+
+    refusal: str = ""
+    """The reason why none could be read; empty where they were."""
+
+
 for _kind in (Measurement, Failure, GpuState, Device):
     message(_kind)
 
@@ -145,6 +160,9 @@ class Backend(Protocol):
 
         The GPU is brought into the state before the launch, which is not timed.
         """
+
+    def counters(self, trial: Trial) -> Counters:
+        """Read the GPU's counters of one launch of a verified config, with the L2 cache read before."""
 
     def healthy(self) -> bool:
         """Return whether the GPU's context is alive."""

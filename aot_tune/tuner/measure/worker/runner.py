@@ -44,7 +44,7 @@ from aot_tune.tables.states import State
 from aot_tune.tuner.choose.states import LONG_US
 from aot_tune.tuner.choose.times import is_tie
 from aot_tune.tuner.measure.rounds import RESOLUTION_US, from_samples, in_turn, usable
-from aot_tune.tuner.measure.worker.backend import Backend, Done, Poisoned, Running, Trial
+from aot_tune.tuner.measure.worker.backend import Backend, Counters, Done, Poisoned, Running, Trial
 from aot_tune.tuner.measure.worker.gpu_state import GpuState
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome, Stage
 from aot_tune.tuner.process.worker import Report
@@ -264,6 +264,10 @@ class TrialRunner:
         """Verify each config with its trial's number of launches, without timing it."""
         with suppress(_ContextDead):
             self._run_each(trials, self._verify)
+
+    def counters(self, trial: Trial) -> Counters:
+        """Read the GPU's counters of one launch of a verified config."""
+        return self._backend.counters(trial)
 
     def _fastest(self, configs: Iterable[Config]) -> float:
         """Return the shortest time of some configs, microseconds; infinite where none was timed."""

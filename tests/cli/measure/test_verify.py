@@ -11,8 +11,8 @@ from typing import Any, ClassVar
 import pytest
 from typer.testing import CliRunner, Result
 
-from aot_tune.cli import verify
 from aot_tune.cli.app import app
+from aot_tune.cli.measure import verify
 from aot_tune.declare import discovery
 from aot_tune.errors import TuneError
 from aot_tune.nvidia.nvml import Gpu

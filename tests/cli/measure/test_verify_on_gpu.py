@@ -21,7 +21,7 @@ from tests.support.samples import write
 
 pytestmark = pytest.mark.gpu
 
-SHIPPED = Path(__file__).parents[2] / "tuned_configs"
+SHIPPED = Path(__file__).parents[3] / "tuned_configs"
 SEED = "20261128"
 
 

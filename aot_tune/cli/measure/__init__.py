@@ -1,0 +1,1 @@
+"""Verbs that measure tables and configs which are there: verify, profile."""
