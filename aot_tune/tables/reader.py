@@ -498,7 +498,7 @@ def _unread(table: Table, data: bytes, start: int, where: str) -> tuple[Entry, .
     if data.count(b'{"bucket": ', start) != len(lines) or len(lines) > MOST_ENTRIES:
         raise _OtherForm
     values = loads(b"[" + b",".join(bucket for bucket, *_ in lines) + b"]")
-    if len(values) != len(lines):
+    if not values or len(values) != len(lines):
         raise _OtherForm
     config_of = {text: CONFIG.read(loads(text)) for text in {config for _, config, *_ in lines}}
     entries = []

@@ -126,6 +126,8 @@ def optional(shape: Shape[T]) -> Shape[T | None]:
 def _bounds(what: str, least: int, most: int | None) -> tuple[Callable[[int], None], dict[str, int]]:
     """Return a check of a number of values, and its bounds by the prefix of their JSON Schema names."""
     words = f"{least} or more" if most is None else f"{least} to {most}" if least else f"at most {most}"
+    if least == most:
+        words = str(least)
 
     def check(count: int) -> None:
         if count < least or (most is not None and count > most):

@@ -89,9 +89,11 @@ class Config:
         if kernel is not None and not (type(kernel) is str and kernel.isidentifier()):
             raise DeclarationError(f"kernel is {kernel!r:.80}; write the name of one of the kernels, or None")
         ordered_hints = {hint: given_hints[hint] for hint in HINTS if hint in given_hints}
-        # True == 1 in Python, but they are different constants to a kernel: the type is part of the key.
+        # True == 1 and 0.0 == -0.0 in Python, but they are different constants to a kernel.
         key = (
-            frozenset((name, type(value).__name__, value) for name, value in given_constants.items()),
+            frozenset(
+                (name, type(value).__name__, value or str(value)) for name, value in given_constants.items()
+            ),
             tuple((hint, repr(v)) for hint, v in ordered_hints.items())
             if by_target  # which has no hash
             else tuple(ordered_hints.items()),

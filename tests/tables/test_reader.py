@@ -518,6 +518,18 @@ def test_an_entry_without_a_time_at_a_point_is_read_as_it_is_asked():
         assert [entry.is_timed() for entry in table.entries] == [False] + [True] * len(others)
 
 
+def test_slopes_of_another_rule_are_refused_with_the_number_that_is_read():
+    eight = {"inside": [0.0] * 8, "outside": [0.0, 0.0]}
+    with pytest.raises(TableError, match=r"expected 2 inside slopes, got 8 \(at slopes.inside\)"):
+        all_asked(_changed(lambda document: document.update(slopes=eight)))
+
+
+def test_a_table_without_entries_is_read_however_its_lines_are_broken():
+    head, _, _ = TEXT.partition('  "entries": [')
+    for entries in ("[]", "[\n  ]", "[\n\n  ]"):
+        assert all_asked(f'{head}  "entries": {entries}\n}}\n').entries == ()
+
+
 def test_b2_a_table_of_too_many_values_is_refused_before_an_entry_is_read(monkeypatch):
     data = dump(TABLE)
     assert all_asked(data) == TABLE
