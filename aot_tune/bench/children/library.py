@@ -48,6 +48,8 @@ def main(words: Sequence[str]) -> None:
             failed = "failed\t"
         with path.open("a") as lines:
             lines.write(f"{failed}{name}\n")
+        if failed:
+            torch.cuda.synchronize()  # raises where the CUDA context is broken: the next process goes on
 
 
 if __name__ == "__main__":

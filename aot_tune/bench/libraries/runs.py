@@ -84,6 +84,8 @@ class Run:
     def record(self, wanted: Sequence[Task]) -> None:
         """Record what is not recorded yet of some tasks, then write the merged tables."""
         for task in wanted:
+            if task.model in HELD_OUT:  # the tables may hold more than the last time
+                self._lines(task).unlink(missing_ok=True)
             if len(self.ended(task)) < task.shapes:
                 self._waiting.put(task)
         threads = [threading.Thread(target=self._on, args=(gpu,)) for gpu in range(len(self._gpus))]

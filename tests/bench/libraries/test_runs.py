@@ -9,6 +9,8 @@ from pathlib import Path
 import pytest
 
 from aot_tune import environment
+from aot_tune.bench.children import library
+from aot_tune.bench.children.operations import OPERATIONS, Call, Operation
 from aot_tune.bench.libraries import __main__ as command
 from aot_tune.bench.libraries import runs
 from aot_tune.bench.libraries.runs import Run, Task, joined, tasks
@@ -100,6 +102,38 @@ def test_a_model_that_is_held_out_is_replayed_with_the_tables_and_a_miss_fails(
     assert (recorded[3:6], unset) == (["record", "--package", "tilegym"], None)
     assert (replayed[3:6], on_miss) == (["run", "--tables", str(tmp_path / "tables")], "error")
     assert "kimi-k2-tp8" in HELD_OUT
+
+
+def test_a_model_that_is_held_out_is_called_anew_each_time(tmp_path: Path) -> None:
+    wanted = [Task("softmax", "kimi-k2-tp8")]
+    for _ in range(2):
+        run = Scripted(tmp_path, gpus=("0",))
+        run.record(wanted)
+        assert run.started == wanted
+
+
+def test_a_call_that_breaks_the_cuda_context_fails_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    broken: list[str] = []
+
+    def make(library: object, *shape: int) -> Call:
+        return lambda: broken.extend(["an illegal memory access"] * (shape == (2, 8)))
+
+    def synchronize() -> None:
+        if broken:
+            raise RuntimeError(broken[0])
+
+    monkeypatch.setitem(OPERATIONS, "softmax", Operation("json", make))
+    monkeypatch.setattr(library, "shapes_of", lambda site, model: ((1, 8), (2, 8), (4, 8)))
+    monkeypatch.setattr("torch.cuda.synchronize", synchronize)
+    words = ["softmax", MODEL, str(tmp_path / "lines")]
+    with pytest.raises(RuntimeError, match="illegal"):
+        library.main(words)
+    assert (tmp_path / "lines").read_text().splitlines() == ["1x8", "failed\t2x8"]
+    broken.clear()
+    library.main(words)
+    assert (tmp_path / "lines").read_text().splitlines() == ["1x8", "failed\t2x8", "4x8"]
 
 
 def test_a_folder_of_another_gpu_s_tables_is_refused(
