@@ -5,6 +5,7 @@ Its tensors may be stand-ins. `searches` counts how often cuTile's own search wo
 
 from __future__ import annotations
 
+import linecache
 from types import SimpleNamespace
 from typing import Any
 
@@ -51,3 +52,17 @@ def launch(x: Any, out: Any, factor: float = 2.0, *, stream: Any = 0) -> Any:
     kernel = scale_kernel.replace_hints(**hints_of(best))
     ct.launch(stream, (-(-x.shape[0] // best.TILE), 1, 1), kernel, (x, out, x.shape[0], factor, best.TILE))
     return best
+
+
+GENERATED = """@ct.kernel
+def generated_kernel(x):
+    ct.store(x, index=(0,), tile=ct.zeros((16,), x.dtype))
+"""
+
+
+def generated() -> Any:
+    """A kernel of generated code, whose function has no module."""
+    linecache.cache["<generated>"] = (len(GENERATED), None, GENERATED.splitlines(True), "<generated>")
+    names = {"ct": ct}
+    exec(compile(GENERATED, "<generated>", "exec"), names)
+    return names["generated_kernel"]

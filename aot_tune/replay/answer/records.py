@@ -174,11 +174,14 @@ def _rank(answer: Found) -> tuple[int, ...]:
     return answer.doublings, *(-size for size in larger(answer.entry.problem))
 
 
-def folders_of(module: str) -> tuple[Path, ...]:
-    """Return the folders of recorded tables and cubins of a module's kernels, in reading order."""
+def folders_of(module: str | None) -> tuple[Path, ...]:
+    """Return the folders of recorded tables and cubins of a module's kernels, in reading order.
+
+    A function that a library makes by ``exec`` may have no module.
+    """
     folders = list(environment.table_folders())
     with suppress(AotTuneError):  # a program's own module, or one without a folder
-        folders.append(store.folder_of_package(module))
+        folders.append(store.folder_of_package(module or ""))
     return tuple(dict.fromkeys((*folders, *further_folders(), store.libraries_folder())))
 
 

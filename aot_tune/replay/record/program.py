@@ -9,7 +9,7 @@ import sys
 import tempfile
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -160,8 +160,8 @@ def _end(recorder: Recorder, folder: Path) -> None:
 def _report(recorder: Recorder, folder: Path) -> None:
     if not (recorder.sites or recorder.tables) or not folder.is_dir():  # the parent may be gone
         return
-    sites = [asdict(site) for site in recorder.sites.values()]
-    tables = [str(path) for path in recorder.tables]
+    sites = [vars(site) for site in list(recorder.sites.values())]  # another thread may add to them meanwhile
+    tables = [str(path) for path in list(recorder.tables)]
     text = json.dumps({"sites": sites, "tables": tables})
     try:
         write_atomic(folder / f"{os.getpid()}.json", text.encode(), durable=False)

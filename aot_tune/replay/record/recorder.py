@@ -288,7 +288,7 @@ class Recorder:
         function = cutile.python_function(call.kernel)
         site = Site(place="", kernel=name_of(function.__module__, function.__qualname__))
         try:
-            if self._package not in (None, function.__module__.partition(".")[0]):
+            if self._package not in (None, str(function.__module__).partition(".")[0]):
                 return
             kernel = self._kernel(call.kernel, site)
             if kernel.device.arch != call.arch:
@@ -330,13 +330,15 @@ class Recorder:
         """Read what is needed to record a kernel.
 
         Raises:
-            NotRecordableError: The kernel is none, is of another package, or cannot be hashed; or its tables
-                have no folder.
+            NotRecordableError: The kernel is none, has no module, is of another package, or cannot be hashed;
+                or its tables have no folder.
             StoreError: The folder cannot be written in.
         """
         if not cutile.is_kernel(kernel):
             raise NotRecordableError(f"the kernel is a {type(kernel).__name__}, not a ct.kernel")
         function = cutile.python_function(kernel)
+        if not function.__module__:
+            raise NotRecordableError("its function was made without a module")
         top = function.__module__.partition(".")[0]
         if self._package is not None and top != self._package:
             raise NotRecordableError(f"it is not of the package {self._package}")

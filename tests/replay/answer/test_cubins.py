@@ -210,6 +210,12 @@ def test_kernels_of_one_function_are_one_warning_for_all_closures(tmp_path: Path
         ct.launch(0, (1, 1, 1), kernel_of(2), args)
 
 
+@pytest.mark.process
+def test_a_kernel_of_generated_code_without_a_module_is_compiled(driver: Driver) -> None:
+    ct.launch(0, (1, 1, 1), tuned_once.generated(), (FakeTensor((16,), torch.float16),))
+    assert driver.compiled == ["generated_kernel_Kt1_A1f16_1i16t1_p16"]
+
+
 @ct.kernel
 def pair_kernel(x, pair):
     ct.store(x, index=(0,), tile=ct.full((16,), pair[0], x.dtype))

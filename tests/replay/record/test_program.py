@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 import os
 import shutil
 import signal
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,8 @@ import pytest
 
 from aot_tune import environment
 from aot_tune.replay.document import parse
+from aot_tune.replay.record import program
+from aot_tune.replay.record.recorder import Recorder, Site
 from tests.support.make import planned_commands
 
 ROOT = Path(__file__).parents[3]
@@ -237,6 +241,30 @@ def test_what_a_program_recorded_before_it_was_killed_is_told_once(tmp_path: Pat
     (row,) = (line.split() for line in done.stderr.splitlines() if line.startswith("tuned_once.py:37 "))
     assert row[:3] == ["tuned_once.py:37", "tests.support.tuned_once.scale_kernel", "2"]
     assert "1 table written:" in done.stderr
+
+
+def test_a_report_is_written_while_another_thread_adds_remarks(tmp_path: Path) -> None:
+    recorder, ended = Recorder(), threading.Event()
+    site = recorder.sites["a"] = Site(place="lib.py:1", kernel="lib.kernel")
+
+    def remark() -> None:
+        for number in itertools.count():
+            site.remarks[str(number % 20_000)] = None
+            if number % 20_000 == 0:
+                site.remarks.clear()
+            if ended.is_set():
+                return
+
+    thread = threading.Thread(target=remark)
+    thread.start()
+    try:
+        for _ in range(20):
+            program._report(recorder, tmp_path)
+    finally:
+        ended.set()
+        thread.join()
+    (report,) = tmp_path.glob("*.json")
+    assert json.loads(report.read_text())["sites"][0]["kernel"] == "lib.kernel"
 
 
 INTERRUPTED = """

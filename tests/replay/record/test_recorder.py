@@ -628,6 +628,9 @@ def test_a_launch_that_gets_no_cubin_is_remarked_or_fails_as_ever(
     (remark,) = site(recorder).remarks
     assert remark.startswith("a launch of tests.replay.record.test_recorder.test_a_launch_that_gets_no_cubin")
     assert remark.endswith("no cubin: its kernel is made only when its library calls a function")
+    recorder.sites.clear()
+    recorder(replace(launched(1), kernel=tuned_once.generated()))
+    assert "no cubin: its function was made without a module" in "".join(site(recorder).remarks)
     monkeypatch.setattr(recording, "MOST_LAUNCHED", 0)
     tuned_once.ct.launch(0, (32, 1, 1), scale_kernel.replace_hints(), (*tensors(1024), 1024, 2.0, 32))
     *_, full = recorder.sites.values()
