@@ -396,7 +396,11 @@ TABLE = record(
 
 
 class UnreadEntry(Entry):
-    """Entry of which bucket, config and evidence are known. It becomes an `Entry` when more is read."""
+    """Entry of which bucket, config and evidence are known, until more is asked for.
+
+    It counts as an `Entry` for `isinstance`, ``==`` and `dataclasses.replace`. Its type stays: changing the
+    class of an object crashes CPython where an audit hook looks at the object.
+    """
 
     def __init__(
         self, bucket: Problem, config: Config, timed: bool, figures: Callable[[], dict[str, Any]]
@@ -404,21 +408,34 @@ class UnreadEntry(Entry):
         known = {"bucket": bucket, "config": config, "evidence": "measured"}
         self.__dict__.update(known, _timed=timed, _figures=figures)
 
+    @property  # type: ignore[misc]
+    def __class__(self) -> type[Entry]:  # type: ignore[override]
+        return Entry
+
     def __getattr__(self, name: str) -> Any:
         if name not in Entry.__dataclass_fields__:
             raise AttributeError(name)
-        return _read(self)[name]
+        return self._read()[name]
 
     @property
     def disturbed(self) -> str | None:
         """Cause that spoilt samples: the field's default, which is the class's, must not hide it."""
-        cause: str | None = _read(self)["disturbed"]
+        cause: str | None = self._read()["disturbed"]
         return cause
+
+    def _read(self) -> dict[str, Any]:
+        """Read all values, once; threads that read at the same time read the same."""
+        values = self.__dict__
+        figures = values.get("_figures")
+        if figures is not None:
+            read = _NO_FIGURES | figures()
+            values.update(read, _figures=None)
+        return values
 
     def is_sound(self) -> bool:
         """Read the entry; return False where it is malformed."""
         try:
-            _read(self)
+            self._read()
             return True
         except TableError:
             return False
@@ -426,14 +443,6 @@ class UnreadEntry(Entry):
     def is_timed(self) -> bool:
         """Whether a config has a time at a point."""
         return self.__dict__["_timed"] or (self.is_sound() and Entry.is_timed(self))
-
-
-def _read(entry: Entry) -> dict[str, Any]:
-    """Read all values of an `UnreadEntry`. No method: for another thread it may be an `Entry` by now."""
-    values = entry.__dict__
-    values.update(_NO_FIGURES | values["_figures"]())
-    object.__setattr__(entry, "__class__", Entry)
-    return values
 
 
 _NO_FIGURES: dict[str, Any] = {"disturbed": None, "states": {}}
