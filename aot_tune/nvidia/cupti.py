@@ -64,6 +64,9 @@ _NAMES = (("metricNames", c.POINTER(_Text)), ("numMetrics", _Size))
 STRUCTS = {
     "CUpti_Profiler_Initialize_Params": _struct("Initialize"),
     "CUpti_Device_GetChipName_Params": _struct("Chip", ("deviceIndex", _Size), ("pChipName", _Text)),
+    "CUpti_Profiler_GetCounterAvailability_Params": _struct(
+        "Available", ("ctx", _Pointer), ("counterAvailabilityImageSize", _Size), ("pImage", _Pointer)
+    ),
     "CUpti_Profiler_Host_Initialize_Params": _struct(
         "Host", ("profilerType", c.c_int), ("pChipName", _Text), ("pImage", _Pointer), _HOST
     ),
@@ -193,7 +196,7 @@ class Cupti:
             raise CountersError("this thread has no CUDA context")
         self._call("Profiler_Initialize")
         chip = self._call("Device_GetChipName", deviceIndex=device)
-        host, config, passes, known = self.planned(chip.pChipName)
+        host, config, passes, known = self.planned(chip.pChipName, self._available(context))
         try:
             values = self._ranged(context, host, config, known, launch, prepare)
         finally:
@@ -202,10 +205,29 @@ class Cupti:
         self._library.cuptiGetVersion(c.byref(version))
         return Read(values=values, passes=passes, version=version.value)
 
-    def planned(self, chip: bytes, metrics: Sequence[str] = METRICS) -> tuple[Any, Any, int, tuple[str, ...]]:
-        """Return host object, config image, number of passes and known metrics of a chip; needs no GPU."""
-        known = tuple(metric for metric in metrics if self._has(chip, metric))
-        host = self._host(chip)
+    def _available(self, context: Any) -> Any:
+        """Return the image of the counters that a context's device has; None where it cannot be had.
+
+        Then all counters of the chip are taken, and what forbids them is reported later.
+        """
+        try:
+            size = self._call("Profiler_GetCounterAvailability", ctx=context).counterAvailabilityImageSize
+            image = (c.c_uint8 * size)()
+            at = {"counterAvailabilityImageSize": size, "pImage": c.cast(image, _Pointer)}
+            self._call("Profiler_GetCounterAvailability", ctx=context, **at)
+        except CountersError:
+            return None
+        return image
+
+    def planned(self, chip: bytes, available: Any = None) -> tuple[Any, Any, int, tuple[str, ...]]:
+        """Return host object, config image, number of passes and known metrics of a chip; needs no GPU.
+
+        Args:
+            chip: CUPTI's name of the chip.
+            available: The image of its available counters; None for all.
+        """
+        known = tuple(metric for metric in METRICS if self._has(chip, metric, available))
+        host = self._host(chip, available)
         self._add(host, known)
         size = self._call("Profiler_Host_GetConfigImageSize", pHostObject=host).configImageSize
         image = (c.c_uint8 * size)()
@@ -218,8 +240,8 @@ class Cupti:
         passes = self._call("Profiler_Host_GetNumOfPasses", **at).numOfPasses
         return host, image, passes, known
 
-    def _has(self, chip: bytes, metric: str) -> bool:
-        host = self._host(chip)
+    def _has(self, chip: bytes, metric: str, available: Any) -> bool:
+        host = self._host(chip, available)
         try:
             self._add(host, [metric])
         except CountersError:
@@ -228,8 +250,11 @@ class Cupti:
             self._end(host)
         return True
 
-    def _host(self, chip: bytes) -> Any:
-        return self._call("Profiler_Host_Initialize", profilerType=0, pChipName=chip).pHostObject
+    def _host(self, chip: bytes, available: Any) -> Any:
+        image = None if available is None else c.cast(available, _Pointer)
+        return self._call(
+            "Profiler_Host_Initialize", profilerType=0, pChipName=chip, pImage=image
+        ).pHostObject
 
     def _end(self, host: Any) -> None:
         self._call("Profiler_Host_Deinitialize", pHostObject=host)

@@ -27,6 +27,7 @@ class Library:
     def __init__(self, **codes: int) -> None:
         self.codes, self.called, self.dropped, self.ranges = codes, list[str](), 0, 1
         self.starts = 0
+        self.images: set[bool] = set()
 
     def __getattr__(self, name: str) -> Any:
         def function(*args: Any) -> int:
@@ -41,6 +42,12 @@ class Library:
 
     def _cuptiDeviceGetChipName(self, made: Any) -> None:
         made._obj.pChipName = b"GH100"
+
+    def _cuptiProfilerGetCounterAvailability(self, made: Any) -> None:
+        made._obj.counterAvailabilityImageSize = 8
+
+    def _cuptiProfilerHostInitialize(self, made: Any) -> None:
+        self.images.add(bool(made._obj.pImage))
 
     def _cuptiProfilerHostConfigAddMetrics(self, made: Any) -> int:
         names = [made._obj.metricNames[place].decode() for place in range(made._obj.numMetrics)]
@@ -98,6 +105,10 @@ def test_a_launch_is_prepared_and_run_until_all_passes_are_submitted(driver: Non
         "cuptiProfilerHostDeinitialize"
     )
     assert "cuptiRangeProfilerDisable" in library.called
+    assert library.images == {True}  # what the device lacks is left out
+    without = Library(cuptiProfilerGetCounterAvailability=7)
+    assert _of(without).counters(lambda: None, lambda: None, 0).values == read.values
+    assert without.images == {False}
 
 
 @pytest.mark.parametrize(

@@ -139,7 +139,7 @@ def _with(config: Config, **constants: int) -> Config:
     return Config(constants={**config.constants, **constants}, hints=config.hints)
 
 
-@pytest.mark.parametrize("us", [40.2, 50.0])
+@pytest.mark.parametrize("us", [39.8, 50.0])
 def test_a_change_that_is_not_better_is_rolled_back(gpu: Path, us: float) -> None:
     Session.us[_with(WINNER, tile_m=32)] = us
     result = _profile()

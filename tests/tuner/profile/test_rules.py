@@ -113,6 +113,8 @@ def test_the_smallest_change_that_addresses_the_worst_finding_is_chosen() -> Non
     chosen = change(_config(64), few, findings(few), neighbours)
     assert chosen is not None
     assert (chosen.config, chosen.finding.rule) == (_config(32), "too few blocks")
+    spilling = {_config(8): neighbours[_config(8)]}
+    assert change(_config(64), few, findings(few), spilling) is None
 
 
 def test_no_change_is_tried_at_a_ceiling_or_without_a_neighbour_that_helps() -> None:
