@@ -288,17 +288,14 @@ def _compared(
 
 
 def _at_edge(index: Index, choice: Choice, default: Config) -> tuple[AtEdge, ...]:
-    entry = choice.entry
-    if entry is None or not entry.points or not entry.points[-1].states:
+    match = index.own(choice.entry.bucket) if choice.entry is not None else None
+    if match is None or not match.entry.points or not match.entry.points[-1].states:
         return ()
-    table = next((table for table in index.tables.values() if entry in table.entries), None)
-    if table is None:
-        return ()
-    point = entry.points[-1]
+    point = match.entry.points[-1]
     times = {first_state(point.states): point.us, **point.states}
     return tuple(
         AtEdge(config=config, us={name: us[place] for name, us in times.items()})
-        for place, config in enumerate((*table.portfolio, default))
+        for place, config in enumerate((*match.table.portfolio, default))
         if point.us[place] is not None
     )
 

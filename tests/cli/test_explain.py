@@ -74,6 +74,9 @@ def test_the_times_of_each_state_are_shown_and_the_worst_one_decides(scale: Tuna
     assert "times at the bucket's edge in each state of the GPU, us:" in text
     assert len(text.splitlines()) < 24, "it stays one screen"
     assert explain(scale, SM90, _problem(256)).at_edge == ()
+    path = tmp_path / "own/sm90/scale.json"
+    path.write_text(path.read_text().replace('"us": [', '"us": [-', 1))
+    assert explain(dataclasses.replace(scale), SM90, _problem(40)).at_edge == told.at_edge
 
 
 def test_a_table_of_another_compilers_code_is_remarked(scale: Tunable, tmp_path: Path) -> None:
