@@ -144,11 +144,11 @@ def _check_signature(value: Json, path: str) -> None:
         expected("a mangled symbol", value, path)
 
 
-def _check_spelling(value: Json, path: str) -> None:
+def _text(value: Json) -> str:
     try:
-        text_of(value)
+        return text_of(value)
     except (NotRecordableError, ValueError, RecursionError) as error:
-        raise TableError(str(error), path) from None
+        raise TableError(str(error)) from None
 
 
 _COUNT = whole("a whole number of 1 or more", 1, _LARGEST - 1)
@@ -156,7 +156,7 @@ _SIZE = whole("a whole number of 0 or more", 0, _LARGEST - 1)
 _SIGNATURE: Shape[str] = checked(
     _check_signature, {"type": "string", "minLength": 1, "maxLength": _LONGEST_SIGNATURE}
 )
-_SPELLING: Shape[Json] = checked(_check_spelling, {})
+_SPELLING: Shape[Json] = checked(lambda value, path: _text(value), {})
 _ABOVE_0 = number(zero=False)
 
 
@@ -187,7 +187,7 @@ _FORMS: dict[str, Shape[Argument]] = {
     ),
     "int": record(lambda int: Whole(int), {"int": whole("a whole number", -2 * _LARGEST, 2 * _LARGEST)}),
     "items": record(lambda items: Items(items), {"items": listed(_ARGUMENT)}),
-    "value": record(lambda value: Fixed(text_of(value)), {"value": _SPELLING}),
+    "value": record(lambda value: Fixed(value), {"value": Shape(_text, dict)}),
 }
 """Forms of an argument that are JSON objects, by the key that identifies each."""
 

@@ -38,6 +38,10 @@ _LARGEST = 2**63
 """Whole numbers from here on differ between readers of JSON."""
 
 
+_ENCODER = json.JSONEncoder(separators=(",", ":"), allow_nan=False, sort_keys=True)
+"""Made once: `json.dumps` would make one for each value of a table."""
+
+
 class _Plain:
     """Class whose objects hold nothing outside their ``__dict__``."""
 
@@ -121,7 +125,7 @@ def text_of(spelling: Json) -> str:
     Raises:
         UnspelledError: It has more than `LONGEST` characters.
     """
-    text = json.dumps(spelling, ensure_ascii=True, separators=(",", ":"), allow_nan=False, sort_keys=True)
+    text = str(spelling) if type(spelling) is int else _ENCODER.encode(spelling)
     if len(text) > LONGEST:
         raise UnspelledError(f"it has {len(text)} characters, more than {LONGEST}")
     return text
