@@ -59,10 +59,8 @@ def _recorded(
         name, driver = others.pop()
         raise UsageError(f"{out} was recorded on {name} with driver {driver}; name another folder: --out")
     models = list(HELD_OUT) if held_out else model or list(MODELS)
-    run, wanted = (
-        Run(out, [gpu.uuid or str(gpu.index) for gpu in gpus], limit_s),
-        tasks(site or list(SITES), models),
-    )
+    run = Run(out, [gpu.uuid or str(gpu.index) for gpu in gpus], limit_s)
+    wanted = tasks(site or list(SITES), models)
     run.record(wanted)
     return _reported(run, wanted)
 
@@ -71,10 +69,10 @@ def _reported(run: Run, wanted: Sequence[Task]) -> int:
     """Print the calls of each site that ended, and those that failed; return the exit status."""
     rows, count, failures = [("site", "shapes", "ended", "failed")], 0, 0
     for site in dict.fromkeys(task.site for task in wanted):
-        tasks_there = [task for task in wanted if task.site == site]
-        lines = [line for task in tasks_there for line in run.ended(task)]
+        of_site = [task for task in wanted if task.site == site]
+        lines = [line for task in of_site for line in run.ended(task)]
         failed = sum("\t" in line for line in lines)
-        rows.append((site, str(sum(task.shapes for task in tasks_there)), str(len(lines)), str(failed)))
+        rows.append((site, str(sum(task.shapes for task in of_site)), str(len(lines)), str(failed)))
         count, failures = count + len(lines), failures + failed
     print("\n".join(aligned(rows)))
     return 0 if count == sum(task.shapes for task in wanted) and not failures else 1

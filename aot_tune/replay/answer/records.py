@@ -112,7 +112,7 @@ class KernelRecords:
         """Tables that fit the kernel, in reading order."""
 
     def find(
-        self, texts: Sequence[str], space: str, args: Sequence[Any], sm_count: int, *, most: float | None
+        self, texts: Sequence[str], space: str, args: Sequence[Any], sm_count: int, *, most: float
     ) -> Found | None:
         """Return the recorded answer to a search; None where there is none.
 
@@ -121,7 +121,7 @@ class KernelRecords:
             space: The hash of `texts`.
             args: The kernel's arguments for one of the configs.
             sm_count: The GPU's multiprocessors.
-            most: Most doublings between a dimension and the recorded one; None for the same problem only.
+            most: Most doublings between a dimension and the recorded one.
 
         Raises:
             NotRecordableError: The arguments cannot be identified.
@@ -135,7 +135,7 @@ class KernelRecords:
                     problems[varying] = read_problem(self._parameters, args, varying, sm_count)
                 asked = problems[varying]
                 same = entry.problem == asked
-                doublings = None if same or most is None else distance(entry.problem, asked, most)
+                doublings = None if same else distance(entry.problem, asked, most)
                 if (not same and doublings is None) or entry.text not in texts:
                     continue
                 answer = Found(entry=entry, place=texts.index(entry.text), doublings=doublings)
