@@ -94,6 +94,11 @@ class Memory:
         """Whether the results of the first config are known."""
         return self._after is not None
 
+    @property
+    def compared(self) -> tuple[Places, ...]:
+        """Return the places of the tensors that are compared."""
+        return tuple(self._after or ())
+
     def restore(self, args: Sequence[Any]) -> None:
         """Copy the contents from before the search back.
 
