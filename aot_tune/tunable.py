@@ -19,7 +19,8 @@ from aot_tune.values.config import Config
 class Tunable(Declaration):
     """A cuTile kernel's declaration with its tables: `launch` runs the kernel with its tuned config.
 
-    The constructor checks it and reads its tables for the GPUs of this machine, without a CUDA context.
+    The constructor checks its fields and reads its tables for the GPUs of this machine, without a CUDA
+    context. Where they have no table it also checks what its functions return for the first typical problem.
 
     Raises:
         DeclarationError: The declaration contradicts itself; the message names what to write instead.
