@@ -833,7 +833,7 @@ def doctor(
         return
     command.remark(find.folder_remarks())
     if "." in kernel:
-        if problem or as_json:
+        if problem or coverage or as_json:
             raise UsageError(f"{kernel} is a recorded kernel: doctor prints all its problems, as text")
         paths = [*listed_recorded(find.folders(module or ())), *shipped_for([kernel])]
         command.put(answered_lines(kernel, paths, find.archs_of(paths, kernel), target))

@@ -104,3 +104,6 @@ def test_the_command_takes_a_file_of_missed_problems(
     refused = CliRunner().invoke(app, ["doctor", "scale", "--problems", str(missed)])
     assert refused.exit_code == 2
     assert "--problems goes with --coverage" in refused.stderr
+    refused = CliRunner().invoke(app, ["doctor", "mylib.ops.scale", "--coverage"])
+    assert refused.exit_code == 2
+    assert "mylib.ops.scale is a recorded kernel" in refused.stderr
