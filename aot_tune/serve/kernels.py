@@ -224,7 +224,7 @@ class Cubins:
         if not os.path.lexists(path):
             return None
         try:
-            archive = _opened(path)
+            archive = opened(path)
             if archive.arch != arch:
                 raise ArchiveError(f"{path} is for {archive.arch}, not for {arch}")
             section = archive.section(self._code.name)
@@ -289,7 +289,7 @@ class Cubins:
         """
         path = section.archive.path
         try:
-            replaced = _opened(path) is not section.archive
+            replaced = opened(path) is not section.archive
         except ArchiveError:  # it was removed: reading the section again reports this
             return section
         renewed = self._section(path, arch) if replaced else None
@@ -355,7 +355,12 @@ def _warn_untested(version: str, path: Path) -> None:
     )
 
 
-def _opened(path: Path) -> Archive:
+def opened(path: Path) -> Archive:
+    """Open an archive, once for all kernels of this process until the file is replaced.
+
+    Raises:
+        ArchiveError: The file cannot be read or is no archive.
+    """
     try:
         status = os.stat(path)
     except OSError as error:

@@ -19,7 +19,7 @@ from types import FunctionType
 from typing import Any
 
 from aot_tune import environment
-from aot_tune.cubins.archive import FILE_NAME, Archive
+from aot_tune.cubins.archive import FILE_NAME
 from aot_tune.cubins.origin import changed_since, next_step
 from aot_tune.errors import AotTuneError, TableWarning, UnspelledError
 from aot_tune.nvidia import cutile
@@ -31,6 +31,7 @@ from aot_tune.replay.problem import Problem, parameters_of, read_problem
 from aot_tune.replay.spelling import spelled, text_of
 from aot_tune.replay.table import RecordedEntry, RecordedTable, file_name, name_of
 from aot_tune.replay.words import difference_in_words, problem_in_words
+from aot_tune.serve.kernels import opened
 from aot_tune.tables import store
 from aot_tune.values.arch import Arch
 from aot_tune.values.text import error_in_words
@@ -201,7 +202,7 @@ def _tables(kernel: Any, arch: Arch) -> Iterator[RecordedTable]:
         try:
             table = read_recorded(path)
             if now is None:
-                now = hash_now(kernel)
+                now = _hash(kernel, arch)
             shipped = is_shipped(path)
             reason = misfit(table, kernel, arch, now, any_version=shipped)
             if shipped and reason is None and (version := other_library(table.library)):
@@ -220,10 +221,23 @@ def _tables(kernel: Any, arch: Arch) -> Iterator[RecordedTable]:
         yield table
 
 
+def _hash(kernel: Any, arch: Arch) -> str:
+    """Return a kernel's source hash: an archive's where nothing changed since, else made in 8 to 16 ms."""
+    function = cutile.python_function(kernel)
+    for folder in folders_of(function.__module__):
+        with suppress(Exception):  # no archive, or whatever it holds
+            section = opened(folder / str(arch) / FILE_NAME).section(
+                name_of(function.__module__, function.__qualname__)
+            )
+            if section is not None and section.origin.complete and changed_since(section.origin) is None:
+                return section.origin.source_hash
+    return hash_now(kernel)
+
+
 def _changed(path: Path, table: RecordedTable) -> str:
     """Return which file or global value differs from a table's code, as far as its archive shows it."""
     with suppress(AotTuneError):
-        section = Archive(path.with_name(FILE_NAME)).section(name_of(table.module, table.kernel))
+        section = opened(path.with_name(FILE_NAME)).section(name_of(table.module, table.kernel))
         if section is not None and section.origin.source_hash == table.source_hash:
             changed = changed_since(section.origin)
             return f", {changed}" if changed is not None else ""

@@ -22,7 +22,7 @@ from aot_tune.cubins.origin_walk import origin_of
 from aot_tune.cubins.pack import KernelCubins, pack
 from aot_tune.errors import CompilerMissingError, CubinWarning, LaunchError, MissError, TableWarning
 from aot_tune.nvidia import cutile
-from aot_tune.replay.answer import places, searches
+from aot_tune.replay.answer import places, records, searches
 from aot_tune.replay.answer.install import install, uninstall
 from aot_tune.replay.answer.records import KernelRecords
 from aot_tune.replay.archives import tabled_kernel, tabled_kernels
@@ -75,6 +75,22 @@ def test_a_replayed_launch_loads_its_cubin(tmp_path: Path, driver: Driver) -> No
     fake_archive(tmp_path)
     assert launch(*(FakeTensor((1024,), torch.float16) for _ in range(2))) is SPACE[7]
     assert (driver.compiled, [one.grid for one in driver.launches]) == ([SYMBOL], [(16, 1, 1)])
+
+
+def test_code_that_an_archive_proves_unchanged_is_not_hashed(
+    tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    hashed: list[Any] = []
+    own = records.hash_now
+    monkeypatch.setattr(records, "hash_now", lambda kernel: hashed.append(kernel) or own(kernel))
+    fake_archive(tmp_path)
+    assert len(KernelRecords(scale_kernel, SM90).tables) == 1
+    assert hashed == []
+    fake_archive(tmp_path, files={recorded_launches.MODULE: "0" * 64})
+    assert len(KernelRecords(scale_kernel, SM90).tables) == 1  # another file, the same code
+    fake_archive(tmp_path, complete=False)
+    assert len(KernelRecords(scale_kernel, SM90).tables) == 1
+    assert len(hashed) == 2
 
 
 def test_no_function_of_this_package_runs_in_a_later_launch(tmp_path: Path, driver: Driver) -> None:
