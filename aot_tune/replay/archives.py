@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
 from pathlib import Path
+from typing import Any
 
 from aot_tune.errors import TableError, UsageError
+from aot_tune.nvidia import cutile
 from aot_tune.replay.files import has_recorded_name, is_shipped, read_recorded, right_place_of
 from aot_tune.replay.fit import hash_now, kernel_of, misfit, recorded_code, why_local
 from aot_tune.tuner.archives.signatures import Compilation
@@ -89,5 +92,21 @@ def tabled_kernel(path: Path) -> TabledKernel | str:
         code=recorded_code(kernel),
         arch=table.arch,
         folder=path.parent.parent,
-        compilations=tuple(Compilation(launch.hints, launch.signature) for launch in table.compilations),
+        compilations=tuple(
+            Compilation(hints, signature)
+            for hints, signature in sorted(
+                {
+                    (launch.hints, signature)
+                    for launch in table.compilations
+                    for signature in _signatures(kernel, launch.signature)
+                }
+            )
+        ),
     )
+
+
+def _signatures(kernel: Any, signature: str) -> Iterator[str]:
+    """Yield a launch's signature, and its weakest, which serves other sizes where no compiler is."""
+    yield signature
+    with suppress(ValueError):  # no signature of the kernel: compiling it reports that
+        yield cutile.weakest_signature(kernel, signature)

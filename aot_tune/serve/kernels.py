@@ -152,7 +152,8 @@ class Cubins:
         """Return the cubin to launch for a signature; None where cuTile has to compile one.
 
         1. the cubin that was compiled for exactly this signature and these hints
-        2. on a machine without a compiler, the cubin with the weakest assumptions: each default has one
+        2. on a machine without a compiler, the cubin with the weakest assumptions: each default has one, and
+           each recorded launch
 
         The weakest loads element by element, without TMA or vectors. Where there is a compiler, compiling
         once is cheaper than always running the weakest.

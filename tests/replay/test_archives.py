@@ -11,12 +11,14 @@ from aot_tune import environment
 from aot_tune.cli.app import app
 from aot_tune.cubins.archive import FILE_NAME, Archive
 from aot_tune.errors import TableError
+from aot_tune.nvidia import cutile
 from aot_tune.replay.archives import RecordedTables, tabled_kernel, tabled_kernels
 from aot_tune.replay.table import Library
 from aot_tune.tables import store
 from aot_tune.tuner.archives.build import build
 from aot_tune.tuner.archives.check import check
 from aot_tune.tuner.archives.report import ArchiveReport, CubinRequest
+from tests.support import tuned_once
 from tests.support.recorded_launches import MODULE, NAME, SM90, entry, table, write
 from tests.support.tuned_once import SPACE
 
@@ -40,8 +42,11 @@ def test_each_winner_is_compiled_into_the_archive_beside_the_table(tmp_path: Pat
     assert (report.path, report.failures) == (path.parent / FILE_NAME, ())
     section = Archive(report.path).section(NAME)
     assert section is not None
+    weakest = [cutile.weakest_signature(tuned_once.scale_kernel, one.signature) for one in table().entries]
     assert sorted(section.keys) == sorted(
-        (tuple(one.hints.items()), one.signature) for one in table().entries
+        (tuple(one.hints.items()), signature)
+        for one, weak in zip(table().entries, weakest, strict=True)
+        for signature in (one.signature, weak)
     )
     assert section.symbol == "scale_kernel"
     assert MODULE in section.origin.files
@@ -55,7 +60,7 @@ def test_tables_of_one_kernel_in_two_folders_share_a_section(tmp_path: Path, cub
     other = write(tmp_path / "other", table(entry(4096, SPACE[3])))
     report = built(cubins, one, other, out=tmp_path / "out")
     assert report.path == tmp_path / "out" / "sm90" / FILE_NAME
-    assert [(kernel.kernel, kernel.signatures) for kernel in report.kernels] == [(NAME, 2)]
+    assert [(kernel.kernel, kernel.signatures) for kernel in report.kernels] == [(NAME, 4)]
 
 
 def test_a_table_that_replaying_would_leave_out_is_an_error(tmp_path: Path, cubins: Path) -> None:
@@ -79,7 +84,7 @@ def test_an_archive_of_another_recording_does_not_fit(tmp_path: Path, cubins: Pa
     built(cubins, write(tmp_path))
     write(tmp_path, table(entry(1024), entry(64, SPACE[0])))
     ((fault,),) = [fit.faults for fit in check(tmp_path, {}, RecordedTables())]
-    assert fault == f"{NAME}: 1 of the 2 signatures that its table needs have no cubin"
+    assert fault == f"{NAME}: 2 of the 4 signatures that its table needs have no cubin"
     write(tmp_path).unlink()
     ((fault,),) = [fit.faults for fit in check(tmp_path, {}, RecordedTables())]
     assert fault == f"{NAME}: no such kernel is recorded"

@@ -232,6 +232,16 @@ def test_a_kernel_of_generated_code_without_a_module_is_compiled(driver: Driver)
     assert driver.compiled == ["generated_kernel_Kt1_A1f16_1i16t1_p16"]
 
 
+def test_without_a_compiler_a_near_size_of_another_divisibility_is_launched(
+    tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fake_archive(tmp_path)
+    monkeypatch.setattr(cutile, "may_have_compiler", lambda: False)
+    with pytest.warns(CubinWarning, match="the cubin that assumes nothing of strides and alignment runs"):
+        launch(*(FakeTensor((1001,), torch.float16) for _ in range(2)))
+    assert (driver.compiled, driver.launches[-1].grid) == ([SYMBOL], (16, 1, 1))
+
+
 @ct.kernel
 def pair_kernel(x, pair):
     ct.store(x, index=(0,), tile=ct.full((16,), pair[0], x.dtype))

@@ -65,7 +65,7 @@ def test_every_launch_of_a_site_runs_from_cubins_without_a_compiler(name: str, t
         assert launched(served) == launched(recorded)
 
     if site.near is not None:
-        near = ran("run", tmp_path, name, site.near)
+        near = ran("run", tmp_path, name, site.near, "--without-compiler")
         assert near.searched == []
         assert launched(near, shapes=False) == launched(served, shapes=False)
 
