@@ -53,6 +53,7 @@ class DeclaredDocument(Document):
         values={"error_margin_us": 0.0, "regret": 0.0, "points": (), "disturbed": None, "states": {}},
         optional=frozenset(reader.OPTIONAL_ENTRY_FIELDS),
         whole={"check_hash": "0" * hashing.HEX_DIGITS},
+        left_out=frozenset({"slopes"}),
     )
 
     @property

@@ -38,6 +38,9 @@ class Form:
     whole: Mapping[str, Json] = field(default_factory=dict)
     """Keys of the table that are not compared, each with a JSON value in place of a missing one."""
 
+    left_out: frozenset[str] = frozenset()
+    """Keys of the table that are left out where their values have another form."""
+
     def parse_former(self, data: bytes | str) -> tuple[Any, str] | None:
         """Parse a table of an earlier form; None where it has the present form.
 
@@ -61,13 +64,21 @@ class Form:
             table["entries"] = [self._only_compared(entry) for entry in table["entries"]]
         except (AttributeError, KeyError, TypeError) as error:
             raise TableError(f"not a table of an earlier form: {error!r:.200}") from None
-        if schema == SCHEMA and not unknown and not lacking:
+        try:
+            parsed, other = self.shape.read(table), ""
+        except TableError as error:
+            other = error.path.partition(".")[0]
+            if other not in self.left_out:
+                raise
+            parsed = self.shape.read({key: item for key, item in table.items() if key != other})
+        if schema == SCHEMA and not unknown and not lacking and not other:
             return None
         parts = [] if schema == SCHEMA else [f"schema {schema}, read {SCHEMA}"]
         parts += [f"with {', '.join(sorted(unknown))}"] if unknown else []
         parts += [f"without {', '.join(sorted(lacking))}"] if lacking else []
+        parts += [f"other {other}"] if other else []
         line = f"another form ({'; '.join(parts)}): entries are compared by {self.compared}"
-        return self.shape.read(table), line
+        return parsed, line
 
     def _only_compared(self, entry: Json) -> Json:
         kept = {key: item for key, item in entry.items() if key not in self.optional}

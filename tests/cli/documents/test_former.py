@@ -65,6 +65,19 @@ def test_an_earlier_form_is_read_with_what_is_compared(
     )
 
 
+def test_slopes_of_another_form_are_left_out() -> None:
+    slopes = {"inside": [0.1] * 8, "outside": [0.1] * 8}
+    for schema, form in ((2, "(other slopes)"), (1, "(schema 1, read 2; other slopes)")):
+        former = DECLARED.parse_former(
+            changed(lambda d, schema=schema: d.update(schema=schema, slopes=slopes))
+        )
+        assert former is not None
+        assert former[0].slopes is None
+        assert form in former[1]
+    with pytest.raises(TableError, match="slopes"):
+        TABLE.read(json.loads(changed(lambda d: d.update(slopes=slopes))))
+
+
 @pytest.mark.parametrize(
     "change",
     [
