@@ -228,10 +228,11 @@ def _keyed(tables: Iterable[Document]) -> dict[tuple[int, str, Arch], Document]:
 
 
 def diff_lines(diffs: Sequence[TableDiff]) -> list[str]:
-    """Return the differences as text: each changed table with its entries, worst first, then a summary."""
-    if all(diff.empty for diff in diffs):
+    """Return the differences as text: changed tables and their entries, worst first, then a summary."""
+    changed = sorted((diff for diff in diffs if not diff.empty), key=_badness)
+    if not changed:
         return [f"no differences in {counted(len(diffs), 'table')}"]
-    lines = [line for diff in diffs if not diff.empty for line in _table_lines(diff)]
+    lines = [line for diff in changed for line in _table_lines(diff)]
     kept = [ratio for diff in diffs for ratio in diff.speedups]
     speed = f"; the {len(kept)} in both run {geometric_mean(kept):.3f}x as fast as before" if kept else ""
     return [*lines, f"{counted(len(diffs), 'table')}: {_summary(diffs)}{speed}"]
@@ -302,7 +303,8 @@ def diff_markdown(diffs: Sequence[TableDiff]) -> str:
     lines = [
         f"### {len(changed)} of {counted(len(diffs), 'table')} changed: {mark}",
         "",
-        f"{_summary(changed)}. *Less* and *more* are gains over the default that changed by over {BAND:.0%}.",
+        f"{_summary(changed)}. *Less* and *more* are gains over the default that changed by over {BAND:.0%}. "
+        "*Over default* is each side's mean of all its entries.",
         "",
         *_head(heads),
     ]

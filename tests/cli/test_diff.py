@@ -133,7 +133,8 @@ def test_markdown_shows_the_worst_table_first_and_folds_the_details() -> None:
 GOLDEN = """\
 ### 2 of 3 tables changed: ⚠️ 1 entry gains less
 
-2 entries changed (1 less, 1 more). *Less* and *more* are gains over the default that changed by over 5%.
+2 entries changed (1 less, 1 more). *Less* and *more* are gains over the default that changed by over 5%. \
+*Over default* is each side's mean of all its entries.
 
 | table | over default | less | more | other config | new | gone | tied |
 |---|---|---|---|---|---|---|---|
