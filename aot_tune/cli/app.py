@@ -631,6 +631,7 @@ def profile(
 
     target = selection.chosen_arch(arch)
     (found,) = selection.chosen_kernels(find_tunables(module or ()), [kernel])
+    command.remark(selection.arch_remarks(arch))
     refuse_blanks(found.tunable)
     problems = selection.problems_by_kernel([found], [problem])[kernel]
     if len(problems) > 1:
@@ -825,9 +826,8 @@ def doctor(
         raise UsageError("--problems goes with --coverage: aot-tune doctor KERNEL --coverage --problems FILE")
     if kernel is None:
         if problem or coverage:
-            raise UsageError(
-                "--problem needs a kernel, and so does --coverage: aot-tune doctor KERNEL --problem M=300,..."
-            )
+            option = "--coverage" if coverage else "--problem M=300,..."
+            raise UsageError(f"{option.split()[0]} needs a kernel: aot-tune doctor KERNEL {option}")
         diagnosis = diagnose(target, module or ())
         command.put(json_text(diagnosis) if as_json else diagnosis_lines(diagnosis))
         return
@@ -839,6 +839,7 @@ def doctor(
         command.put(answered_lines(kernel, paths, find.archs_of(paths, kernel), target))
         return
     kernels = selection.chosen_kernels(find_tunables(module or ()), [kernel])
+    command.remark(selection.arch_remarks(arch))
     tunable = kernels[0].tunable
     if blank_mistakes(tunable):
         if as_json:

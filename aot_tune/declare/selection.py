@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import difflib
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
 from aot_tune.errors import TuneError, UsageError
@@ -34,6 +34,12 @@ def chosen_arch(name: str | None) -> Arch:
         return Arch.parse(name)
     archs = [gpu.arch for gpu in visible_gpus() or () if gpu.arch is not None]
     return archs[0] if archs else FALLBACK_ARCH
+
+
+def arch_remarks(name: str | None) -> Iterator[str]:
+    """Yield a line where `chosen_arch` takes `FALLBACK_ARCH` for want of a name and of a GPU."""
+    if name is None and all(gpu.arch is None for gpu in visible_gpus() or ()):
+        yield f"no GPU is visible, so this is for {FALLBACK_ARCH}; --arch names another, such as sm90"
 
 
 def chosen_gpus(arch: Arch, indexes: str | None, *, require_measured: bool = False) -> tuple[Gpu, ...]:

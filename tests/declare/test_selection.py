@@ -27,11 +27,14 @@ def gpus(monkeypatch: pytest.MonkeyPatch) -> list[Gpu]:
 def test_the_arch_is_the_one_named_else_this_machines_else_sm100(gpus: list[Gpu]) -> None:
     assert selection.chosen_arch("sm_90a") == SM90
     assert selection.chosen_arch(None) == SM100
+    assert "for sm100; --arch names another" in "".join(selection.arch_remarks(None))
+    assert not [*selection.arch_remarks("sm90")]
     gpus += [
         Gpu(index=0, name="old", arch=None, uuid="a"),
         Gpu(index=1, name="NVIDIA H200", arch=SM90, uuid="b"),
     ]
     assert selection.chosen_arch(None) == SM90
+    assert not [*selection.arch_remarks(None)]
     with pytest.raises(ArchError, match="sm90 sm100"):
         selection.chosen_arch("hopper")
 

@@ -197,7 +197,7 @@ def _overall(result: Profile) -> str:
     if result.failure:
         return f"it does not run here: {result.failure.splitlines()[0]}"
     if result.bound is None:
-        return "unknown: no time, here or in the table"
+        return "unknown: no time, here or in the table; aot-tune show has the sizes with times"
     counted = "" if result.counters.values else ", by static facts"
     return f"{result.bound}-bound{counted}; {', '.join(times)}"
 
@@ -278,6 +278,10 @@ def decision(result: Profile, before: Earlier | None = None) -> str:
     if result.at_ceiling:
         return "at the ceiling: stop"
     tried = result.tried
+    if tried is None and result.bound is None:
+        return (
+            "profile on a GPU, or a size with a time in the table: no fact without a time asks for a change"
+        )
     if tried is None:
         return "stop: no config that differs in one value addresses a finding"
     words = _words(result.config, tried.change.config)

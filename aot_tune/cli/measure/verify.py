@@ -114,7 +114,10 @@ def verification(
     """
     gpu = next((gpu for gpu in visible_gpus() or () if gpu.arch is not None), None)
     if gpu is None or gpu.arch is None:
-        raise TuneError("nothing is measured: this process may use no GPU that cuTile compiles for")
+        raise TuneError(
+            "nothing is measured: this process may use no GPU that cuTile compiles for; run it where one is. "
+            "aot-tune check needs none"
+        )
     tables = _tables(find.declared(modules), kernels, gpu.arch, modules, folder, progress)
     samples = draw([document.table for _, document in tables], count, seed)
     drawn = [

@@ -216,7 +216,9 @@ def test_json_is_what_is_kept(folder: Path) -> None:
 def test_a_size_without_a_time_gets_no_class(folder: Path) -> None:
     result = _profile(m=200)
     assert result.exit_code == 0
-    assert "overall:   unknown: no time, here or in the table\n" in result.stdout
+    assert "overall:   unknown: no time, here or in the table; aot-tune show has the sizes" in result.stdout
+    assert "decision:  continue on a GPU" in result.stdout
+    assert "decision:  profile on a GPU, or a size with a time in the table" in _profile(m=4096).stdout
 
 
 def test_what_cannot_be_profiled_is_refused(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -230,8 +230,10 @@ def test_without_an_idle_gpu_nothing_can_be_said(
     monkeypatch.setattr(verify, "visible_gpus", lambda: None)
     result = _verify(folder)
     assert (result.exit_code, result.stderr) == (
-        3, "aot-tune: nothing is measured: this process may use no GPU that cuTile compiles for\n"
-    )  # fmt: skip
+        3,
+        "aot-tune: nothing is measured: this process may use no GPU that cuTile compiles for; run it "
+        "where one is. aot-tune check needs none\n",
+    )
 
 
 def test_a_config_that_may_not_run_here_fails(folder: Path) -> None:
