@@ -12,8 +12,9 @@ a point has times in several states of the GPU, a config's time is that of its w
 and the config with the least estimate is taken.
 
 - **Points.** Inside a measured bucket, the bucket's own. For any other size, those of the `Rule.most_near`
-  nearest buckets of the whole table, whatever their edges and classes. The distance of two sizes is the sum
-  of |log2| of their ratios over all axes, plus `Rule.other_class` for each class value (dtype, flag) that
+  nearest buckets of the whole table, whatever their edges and classes: all points of the `Rule.whole`
+  nearest, and of each of the others the `Rule.of_others` nearest. The distance of two sizes is the sum of
+  |log2| of their ratios over all axes, plus `Rule.other_class` for each class value (dtype, flag) that
   differs.
 - **Weight** of a point: 1 / (distance + `_NEARNESS`) ** 2.
 - **Counts**, as logarithms: *waves*, tiles over the blocks that the GPU runs at a time, rounded up; *tiles*.
@@ -78,6 +79,12 @@ class Rule(NamedTuple):
     most_near: int = 6
     """Most buckets whose points estimate a size without a bucket of its own."""
 
+    whole: int = 2
+    """Buckets of which all points do, the nearest."""
+
+    of_others: int = 2
+    """Points of each of the others: those nearest to the size's bucket."""
+
     other_class: float = 2.0
     """Doublings that a class value adds to the distance where it differs."""
 
@@ -94,7 +101,7 @@ class Rule(NamedTuple):
 RULE = Rule()
 """Rule that serving follows. ``aot-tune bench --left-out --ablate`` prints what each part gives."""
 
-COMMON = Slopes(inside=(0.65, 0.299), outside=(0.592, -0.405))
+COMMON = Slopes(inside=(0.587, 0.308), outside=(0.544, -0.338))
 """Slopes that fit all shipped tables together: of a table without its own, towards which its own are held.
 ``aot-tune bench --left-out --ablate`` prints them anew."""
 
@@ -427,7 +434,7 @@ class Estimator:
         self._tiles = tiles
         self._is_pow2 = [isinstance(axis, Pow2) for axis in table.axes.values()]
         self._is_exact = [not is_pow2 for is_pow2 in self._is_pow2]
-        self._sources: dict[Problem, list[Source]] = {}
+        self._sources: dict[int, Source] = {}
         self._points: dict[Problem, Points] = {}
         self._shared: dict[tuple[object, ...], Points] = {}
         self._kept_apart: dict[tuple[object, ...], list[int]] = {}
@@ -515,8 +522,8 @@ class Estimator:
     def points_of(self, bucket: Problem, entries: Sequence[Entry]) -> Points:
         """Return the points of some entries for the sizes of another bucket."""
         classes, sources, more = self._classes_of(bucket), list[Source](), list[float]()
-        for entry in entries:
-            own = self.sources(entry)
+        for place, entry in enumerate(entries):
+            own = self.sources(entry) if place < self.rule.whole else self._sources_near(entry, bucket)
             sources += own
             others = sum(map(ne, classes, self._classes_of(entry.bucket)))
             more += [_NEARNESS + self.rule.other_class * others] * len(own)
@@ -551,13 +558,13 @@ class Estimator:
         key = (classes, *pow2)
         apart = self._kept_apart.get(key)
         if apart is None:
-            apart = []
-            for entry in self._timed:
-                at = compress(self._logs_of(entry.bucket), self._is_pow2)
-                others = sum(map(ne, classes, self._classes_of(entry.bucket)))
-                apart.append(
-                    round(_UNIT * (sum(map(abs, map(sub, pow2, at))) + self.rule.other_class * others))
+            apart = [
+                round(
+                    _UNIT
+                    * (sum(map(abs, map(sub, pow2, at))) + self.rule.other_class * sum(map(ne, classes, of)))
                 )
+                for at, of in self._timed_at
+            ]
             if len(self._kept_apart) >= _MOST_KEPT:
                 self._kept_apart.clear()
             self._kept_apart[key] = apart  # whole, since other threads read it
@@ -579,12 +586,22 @@ class Estimator:
 
     def sources(self, entry: Entry) -> list[Source]:
         """Return the prepared points of an entry."""
-        sources = self._sources.get(entry.bucket)
-        if sources is None:
-            points = entry.points if entry.is_sound() else ()
-            timed = (point for point in points if any(us is not None for us in point.us))
-            sources = self._sources[entry.bucket] = [self._source(entry, point) for point in timed]
-        return sources
+        return [self._prepared(entry, point) for point in _timed(entry)]
+
+    def _sources_near(self, entry: Entry, bucket: Problem) -> list[Source]:
+        """Return the `Rule.of_others` points of an entry that are nearest to a bucket."""
+
+        def apart(point: Point) -> float:
+            return sum(abs(math.log2(size / (bucket.size(name) or 1))) for name, size in point.size.items())
+
+        nearest = sorted(_timed(entry), key=apart)[: self.rule.of_others]
+        return [self._prepared(entry, point) for point in nearest]
+
+    def _prepared(self, entry: Entry, point: Point) -> Source:
+        source = self._sources.get(id(point))
+        if source is None:
+            source = self._sources[id(point)] = self._source(entry, point)
+        return source
 
     def _source(self, entry: Entry, point: Point) -> Source:
         problem, us = entry.bucket.replaced(**point.size), in_worst_state(point).us
@@ -643,6 +660,12 @@ class Estimator:
         return [entry for entry in self.table.entries if entry.is_timed()]
 
     @lazy
+    def _timed_at(self) -> list[tuple[list[float], tuple[Value, ...]]]:
+        """Logarithms of these entries' sizes on the Pow2 axes, and their classes."""
+        buckets = (entry.bucket for entry in self._timed)
+        return [([*compress(self._logs_of(of), self._is_pow2)], self._classes_of(of)) for of in buckets]
+
+    @lazy
     def _shapes(self) -> dict[Exact, list[float]]:
         """Sizes of these entries' buckets on the Exact axes, each once, with their logarithms."""
         buckets = (entry.bucket for entry in self._timed)
@@ -663,6 +686,12 @@ class Estimator:
     def _place_of(self) -> dict[Config, int]:
         """Column of each config of the portfolio; of a repeated config the first counts."""
         return {config: place for place, config in reversed([*enumerate(self.table.portfolio)])}
+
+
+def _timed(entry: Entry) -> list[Point]:
+    """Return the points of an entry with a time; none where it is malformed."""
+    points = entry.points if entry.is_sound() else ()
+    return [point for point in points if any(us is not None for us in point.us)]
 
 
 _UNIT = 1e6

@@ -73,21 +73,21 @@ def judged(rows: Sequence[Sequence[float | None]]) -> list[tuple[float, int] | N
     left = [place for place, time in enumerate(rows[0]) if time is not None]
     while left:
         best = [min((row[i] or math.inf for i in left), default=math.inf) for row in rows]
-        worst = [_worst(column, best) for column in zip(*rows, strict=True)]
-        least = min(ratio[0] for i in left if (ratio := worst[i]) is not None)
-        robust = [i for i in left if (ratio := worst[i]) is not None and ratio[0] <= least * FRAGILE]
+        ratios = [
+            [0.0 if time is None else time / fastest for time in row]
+            for row, fastest in zip(rows, best, strict=True)
+        ]
+        worst = [*map(max, zip(*ratios, strict=True))]
+        least = min(map(worst.__getitem__, left))
+        robust = [i for i in left if worst[i] <= least * FRAGILE]
         if len(robust) == len(left):
-            return [None if ratio is None else (ratio[0] * best[0], ratio[1]) for ratio in worst]
+            columns = zip(worst, zip(*ratios, strict=True), rows[0], strict=True)
+            return [
+                None if time is None else (ratio * best[0], column.index(ratio))
+                for ratio, column, time in columns
+            ]
         left = robust
     return [None for _ in rows[0]]
-
-
-def _worst(column: Sequence[float | None], best: Sequence[float]) -> tuple[float, int] | None:
-    """Return the largest ratio of a config's times to their states' best, and the first state with it."""
-    if column[0] is None:
-        return None
-    ratios = [0.0 if time is None else time / least for time, least in zip(column, best, strict=True)]
-    return max(ratios), ratios.index(max(ratios))
 
 
 def in_worst_state(point: Point) -> Point:
