@@ -21,7 +21,7 @@ from aot_tune.serve import loader
 from aot_tune.tables.files import read_bytes, write_atomic
 from aot_tune.tuner.choose.times import TIE
 from aot_tune.tuner.profile.facts import Facts
-from aot_tune.tuner.profile.rules import difference
+from aot_tune.tuner.profile.rules import at_ceiling, difference
 from aot_tune.tuner.profile.run import Profile, profile
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
@@ -119,14 +119,9 @@ def keep(result: Profile) -> Path:
     """Write a profile where it is found again, one file for each config and problem; return its path."""
     text = f"{result.arch} {result.problem} {result.config}"
     path = PROFILES / f"{result.kernel}-{hashlib.sha256(text.encode()).hexdigest()[:8]}.json"
-    write_atomic(path, (json_text({**_plain(result), "text": str(result.config)}) + "\n").encode())
+    data: Any = plain(result)
+    write_atomic(path, (json_text({**data, "text": str(result.config)}) + "\n").encode())
     return path
-
-
-def _plain(result: Profile) -> dict[str, Any]:
-    data = plain(result)
-    assert isinstance(data, dict)
-    return data
 
 
 def earlier(path: Path, result_of: tuple[str, Problem]) -> Earlier:
@@ -275,7 +270,7 @@ def decision(result: Profile, before: Earlier | None = None) -> str:
         return "roll back: this config does not run here"
     if before is not None and us is not None and before.us is not None and us > before.us * (1 + TIE):
         return f"roll back: {before.config} was faster"
-    if result.at_ceiling:
+    if at_ceiling(result.findings):
         return "at the ceiling: stop"
     tried = result.tried
     if tried is None and result.bound is None:

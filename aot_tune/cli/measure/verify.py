@@ -14,7 +14,7 @@ from aot_tune.errors import TableError, TuneError, UsageError
 from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.tables.fit import mismatch
 from aot_tune.tables.table import geometric_mean
-from aot_tune.tuner.choose.verdict import CONFIDENCE, FAILING, Finding, Verdict, bound, draw
+from aot_tune.tuner.choose.verdict import CONFIDENCE, FAILING, Finding, bound, draw
 from aot_tune.tuner.sweep.progress import Progress
 from aot_tune.tuner.sweep.report import SweepRequest
 from aot_tune.tuner.verify import Drawn, verify
@@ -128,7 +128,16 @@ def verification(
     request = SweepRequest(kernels=tuple(each.kernel for each in drawn), arch=gpu.arch, gpus=(gpu.index,))
     result = verify(request, drawn, seed, progress)
     verified = tuple(
-        _entry(each.table.kernel, verdict)
+        VerifiedEntry(
+            kernel=each.table.kernel,
+            bucket=verdict.entry.bucket,
+            config=verdict.entry.config,
+            findings=verdict.findings,
+            mean_us=verdict.mean_us,
+            table_us=verdict.entry.mean_us,
+            gain=verdict.gain,
+            table_gain=verdict.table_gain,
+        )
         for each, verdicts in zip(drawn, result.verdicts, strict=True)
         for verdict in verdicts
     )
@@ -185,19 +194,6 @@ _RECORDED = (
     "its table keeps the winners and not the searches' first configs, so only its library can measure it "
     "again: aot-tune record --out FOLDER, then aot-tune diff"
 )
-
-
-def _entry(kernel: str, verdict: Verdict) -> VerifiedEntry:
-    return VerifiedEntry(
-        kernel=kernel,
-        bucket=verdict.entry.bucket,
-        config=verdict.entry.config,
-        findings=verdict.findings,
-        mean_us=verdict.mean_us,
-        table_us=verdict.entry.mean_us,
-        gain=verdict.gain,
-        table_gain=verdict.table_gain,
-    )
 
 
 # Text -------------------------------------------------------------------------------------------------------

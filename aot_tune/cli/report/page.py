@@ -136,19 +136,12 @@ def against(shown: Shown) -> str:
     if shown.old is None:
         return ""
     old = shown.old.in_names_of(shown.new)[0]
-    before = {entry.bucket: entry for entry in old.table.entries}
-    ratios = {
-        entry.bucket: entry.gain / before[entry.bucket].gain
-        for entry in shown.new.table.entries
-        if entry.bucket in before
-    }
-    moved = sum(
-        before[entry.bucket].config != entry.config
-        for entry in shown.new.table.entries
-        if entry.bucket in before
-    )
-    gone = len(before.keys() - {entry.bucket for entry in shown.new.table.entries})
-    note = f"{moved} with another config (*), {len(shown.new.table.entries) - len(ratios)} new, {gone} gone"
+    before, entries = {entry.bucket: entry for entry in old.table.entries}, shown.new.table.entries
+    kept = [(before[entry.bucket], entry) for entry in entries if entry.bucket in before]
+    ratios = {entry.bucket: entry.gain / past.gain for past, entry in kept}
+    moved = sum(past.config != entry.config for past, entry in kept)
+    new, gone = len(entries) - len(kept), len(before) - len(kept)
+    note = f"{moved} with another config (*), {new} new, {gone} gone"
     label = f"Gain now / gain before of {shown.name}: {geometric_mean(ratios.values()):.3f}x; {note}"
 
     def cell(entry: Entry) -> Cell:
@@ -229,11 +222,12 @@ def memory(shown: Shown) -> str:
     least = shown.least_us
     if least is None:
         return ""
-    values = [least[entry.bucket] / entry.mean_us for entry in shown.new.table.entries]
+    parts = {entry.bucket: least[entry.bucket] / entry.mean_us for entry in shown.new.table.entries}
+    values = parts.values()
     label = f"Share of the memory's bandwidth of {shown.name}: {min(values):.0%} to {max(values):.0%}"
 
     def cell(entry: Entry) -> Cell:
-        part = least[entry.bucket] / entry.mean_us
+        part = parts[entry.bucket]
         return Cell(f"{part:.0%}", shade(part), f"{least[entry.bucket]:.2f} of {entry.mean_us:.2f} us")
 
     note = (

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 
 from aot_tune.cli.diff import diff_paths
@@ -83,12 +83,8 @@ def _least_us(document: DeclaredDocument, kernel: FoundKernel) -> tuple[Mapping[
     if table.built_with.device_name != device.name:
         return None, f"the bandwidth of {table.built_with.device_name} is not known"
     try:
-        return dict(_times(DeviceKernel(kernel, table.arch, device), document)), ""
+        launched = DeviceKernel(kernel, table.arch, device).launched
+        moved = {entry.bucket: launched(entry.bucket, entry.config).memory_bytes for entry in table.entries}
     except AotTuneError as error:
         return None, str(error)
-
-
-def _times(kernel: DeviceKernel, document: DeclaredDocument) -> Iterator[tuple[Problem, float]]:
-    for entry in document.table.entries:
-        moved = kernel.launched(entry.bucket, entry.config).memory_bytes
-        yield entry.bucket, moved / (kernel.device.memory_gbps * 1e3)
+    return {bucket: count / (device.memory_gbps * 1e3) for bucket, count in moved.items()}, ""

@@ -101,11 +101,6 @@ class Facts:
         return math.ceil(self.waves) / self.waves if self.waves and self.waves > 1 else 1.0
 
     @property
-    def too_few(self) -> bool:
-        """Return whether the blocks fill less than half of the GPU."""
-        return self.waves is not None and self.waves < 0.5
-
-    @property
     def spills(self) -> bool:
         """Return whether spilled registers cost time."""
         return self.resources is not None and spills(self.resources, self.loop)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from typing import Literal
 
 from aot_tune.tuner.profile import facts as f
 from aot_tune.tuner.profile.facts import Facts
@@ -19,6 +20,9 @@ CEILING = 0.75
 
 SEVERITIES = ("ceiling", "critical", "warning", "info")
 """Severities, the most severe first; at a ceiling no change of config is worth trying."""
+
+FEW_WAVES = 0.5
+"""Part of the GPU below which its blocks are too few."""
 
 _CONFLICTS = 0.10
 """Part of the shared memory's accesses that are repeated for conflicts, from which they count."""
@@ -66,8 +70,8 @@ def _launch(facts: Facts) -> str:
     return f"{facts.us:.2f} us: a launch takes about as long before it computes" if is_short else ""
 
 
-def _roof(facts: Facts, roof: str, name: str) -> str:
-    part = facts.part_of("memory" if roof == "memory" else "tensor")
+def _roof(facts: Facts, roof: Literal["memory", "tensor"], name: str) -> str:
+    part = facts.part_of(roof)
     return f"{part:.0%} of the {name}" if part >= CEILING else ""
 
 
@@ -81,7 +85,7 @@ def _spills(facts: Facts) -> str:
 
 
 def _few(facts: Facts) -> str:
-    if not facts.too_few:
+    if facts.waves is None or facts.waves >= FEW_WAVES:
         return ""
     return f"{facts.blocks} blocks, where the GPU holds {facts.sm_count * facts.resident} at a time"
 

@@ -30,7 +30,7 @@ from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan, plan_only
 from aot_tune.tuner.plan.model import Launched, least_us
 from aot_tune.tuner.profile.facts import Class, Facts, classify, facts_of
-from aot_tune.tuner.profile.rules import Change, Finding, at_ceiling, change, difference, findings
+from aot_tune.tuner.profile.rules import Change, Finding, change, difference, findings
 from aot_tune.tuner.sweep.resources import CUBINS
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
@@ -100,11 +100,6 @@ class Profile:
 
     failure: str = ""
     """Why the config does not run here; empty where it does, or without a GPU."""
-
-    @property
-    def at_ceiling(self) -> bool:
-        """Return whether no change of config is worth trying."""
-        return at_ceiling(self.findings)
 
 
 def profile(
@@ -208,16 +203,13 @@ class _Profiled:
         result = self._compiled[self._plan.jobs[config].key]
         own = result if isinstance(result, Compiled) else None
         return facts_of(
-            self._launched(config),
+            launched(self._kernel, self._problem, config),
             self._kernel.device,
             own.resources if own else None,
             own.loop if own else None,
             us=us,
             rate=self._rate,
         )
-
-    def _launched(self, config: Config) -> Launched:
-        return launched(self._kernel, self._problem, config)
 
     def _remarks(self) -> tuple[Remark, ...]:
         """Compile the config once more for the compiler's remarks; none where it cannot write them."""
