@@ -827,6 +827,7 @@ def doctor(
     if kernel is None:
         if problem or coverage:
             option = "--coverage" if coverage else "--problem M=300,..."
+            option += " --problems FILE" if problems_file else ""
             raise UsageError(f"{option.split()[0]} needs a kernel: aot-tune doctor KERNEL {option}")
         diagnosis = diagnose(target, module or ())
         command.put(json_text(diagnosis) if as_json else diagnosis_lines(diagnosis))

@@ -15,6 +15,7 @@ from aot_tune.errors import UsageError
 from aot_tune.tables import store
 from aot_tune.tables.table import geometric_mean
 from aot_tune.values.arch import Arch
+from aot_tune.values.problem import Problem
 from aot_tune.values.text import aligned, counted
 
 Kind = Literal["added", "removed", "config", "figures"]
@@ -254,7 +255,7 @@ def _table_lines(diff: TableDiff) -> list[str]:
     tied = len(diff.changes) - len(diff.listed)
     return [
         _named(diff),
-        *(f"  {remark}" for remark in diff.remarks),
+        *(f"  {remark}" for remark in _remarks(diff)),
         *(f"  {line}" for line in aligned(_rows(diff))),
         *([f"  {counted(tied, 'entry', 'entries')} tied: --json has the figures"] if tied else []),
     ]
@@ -263,17 +264,33 @@ def _table_lines(diff: TableDiff) -> list[str]:
 def _rows(diff: TableDiff) -> list[tuple[str, ...]]:
     """Return the heads and the listed entries as rows; nothing where none is listed."""
     heads = ("change", diff.either.place_name, f"over {diff.either.baseline}", "us", "config")
-    return [heads, *map(_cells, diff.listed)] if diff.listed else []
+    common = _common(diff)
+    return [heads, *(_cells(change, common) for change in diff.listed)] if diff.listed else []
 
 
-def _cells(change: Change) -> tuple[str, ...]:
+def _remarks(diff: TableDiff) -> tuple[str, ...]:
+    """Return the remarks, and the values that all listed buckets have."""
+    common = " ".join(_common(diff))
+    return (*diff.remarks, f"all listed: {common}") if common else diff.remarks
+
+
+def _common(diff: TableDiff) -> list[str]:
+    """Return the parts of the text that all listed buckets have, where there are more than two."""
+    parts = [str(change.place).split(" ") for change in diff.listed if isinstance(change.place, Problem)]
+    return [part for part in parts[0] if all(part in other for other in parts)] if len(parts) > 2 else []
+
+
+def _cells(change: Change, common: Sequence[str]) -> tuple[str, ...]:
     """Return an entry's verdict, place, gains, times, and the parts of the config that differ."""
     sides = change.winners
+    place = str(change.place)
+    if common:
+        place = " ".join(part for part in place.split(" ") if part not in common)
     gains = " -> ".join("-" if side.entry.gain is None else f"{side.entry.gain:.2f}x" for side in sides)
     evidence = dict.fromkeys(side.evidence for side in sides)
     return (
         _WORDS[change.verdict],
-        str(change.place),
+        place,
         gains + (f", {' -> '.join(evidence)}" if len(evidence) > 1 else ""),
         " -> ".join(f"{side.entry.mean_us:.2f}" for side in sides),
         change.config,
@@ -315,7 +332,7 @@ def diff_markdown(diffs: Sequence[TableDiff]) -> str:
     for diff in changed:
         counts = f"{len(diff.listed)} listed, {len(diff.changes) - len(diff.listed)} tied"
         opening = [f"<details><summary>{html.escape(_named(diff))}: {counts}</summary>", ""]
-        opening += [*(f"- {_code(remark)}" for remark in diff.remarks), ""] if diff.remarks else []
+        opening += [*(f"- {_code(remark)}" for remark in remarks), ""] if (remarks := _remarks(diff)) else []
         cells = _rows(diff)
         opening += _head(cells[0]) if cells else []
         left = room - sum(len(line) + 1 for line in opening) - _CLOSING

@@ -104,7 +104,7 @@ def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
         (["tune", "--gpus", "all"], "none is an sm100 GPU; this process may use none"),
         (["show", "--arch", "sm12345"], "sm90"),
         (["doctor", "--problem", "M=3"], "needs a kernel: aot-tune doctor KERNEL --problem"),
-        (["doctor", "--coverage"], "needs a kernel: aot-tune doctor KERNEL --coverage"),
+        (["doctor", "--coverage", "--problems", "m"], "aot-tune doctor KERNEL --coverage --problems FILE"),
         (["doctor", "scala"], "there is scale"),
         (["check", "/nonexistent"], "does not exist"),
         (["diff", "/nonexistent", "/nonexistent"], "does not exist"),

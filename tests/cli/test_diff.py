@@ -118,6 +118,26 @@ def test_a_constant_that_replaces_another_with_other_values_is_not_renamed() -> 
     assert "tile_m 16 -> none, stages none -> 3" in diff.changes[0].config
 
 
+def test_the_worst_table_comes_first_in_text_too() -> None:
+    old, other = scale_table(), dataclasses.replace(scale_table(), kernel="worse")
+    diffs = [
+        diff_tables(old, with_entry(old, 1, mean_us=5.0)),
+        diff_tables(other, with_entry(other, 1, mean_us=15.0)),
+    ]
+    assert [line for line in diff_lines(diffs) if line.startswith("sm90/")] == ["sm90/worse", "sm90/scale"]
+
+
+def test_values_that_more_than_two_listed_buckets_share_are_one_line() -> None:
+    new = scale_table()
+    none, third = (dataclasses.replace(new, entries=entries) for entries in ((), new.entries[:1]))
+    diff = diff_tables(none, new)
+    lines = diff_lines([diff])
+    assert lines[1] == "  all listed: dtype=bfloat16 N=1024"
+    assert [line.split()[1] for line in lines[3:6]] == [f"M={entry.bucket['M']}" for entry in new.entries]
+    assert "- `all listed: dtype=bfloat16 N=1024`" in diff_markdown([diff])
+    assert "dtype=bfloat16 M=256 N=1024" in "".join(diff_lines([diff_tables(third, new)]))
+
+
 # Markdown ---------------------------------------------------------------------------------------------------
 
 
