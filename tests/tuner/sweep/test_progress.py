@@ -197,6 +197,7 @@ def test_a_predicted_gain_is_never_shown_without_its_worth() -> None:
         assert line.endswith(row.worth)
     assert [re.split("   *", line)[2:4] for line in lines] == [["20", "1.23x"], ["3", "1.23x"], ["0", "-"]]
     assert worth.startswith("Nothing was measured.")
+    assert "slower is by more than 2%. Where" in worth
 
 
 def test_a_terminal_gets_bars_and_a_pipe_gets_lines() -> None:
