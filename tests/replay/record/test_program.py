@@ -19,10 +19,15 @@ from aot_tune import environment
 from aot_tune.replay.document import parse
 from aot_tune.replay.record import program
 from aot_tune.replay.record.recorder import Recorder, Site
+from tests.support import tuned_once
 from tests.support.make import planned_commands
 
 ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "tests" / "support" / "three_kernels" / "mylib"
+
+_LINES = Path(tuned_once.__file__).read_text().splitlines()
+SEARCH = f"tuned_once.py:{_LINES.index('    return exhaustive_search(') + 1}"
+"""Place of the search, as reports name it."""
 
 ONCE = """
 import json, sys, torch
@@ -89,7 +94,7 @@ def test_a_program_is_recorded_and_then_run_without_a_search(tmp_path: Path) -> 
     entries = parse(path.read_bytes()).entries
     assert [entry.problem.arguments[2].value for entry in entries] == [1024, 5000]
     row, *rest = done.stderr.splitlines()[1:]
-    assert row.split()[:3] == ["tuned_once.py:37", "tests.support.tuned_once.scale_kernel", "2"]
+    assert row.split()[:3] == [SEARCH, "tests.support.tuned_once.scale_kernel", "2"]
     assert rest == ["1 table written:", f"  {path}"]
     again = answer(aot_tune(tmp_path, "run", "--tables", "tables", *program, "1024", "5000"))
     assert again == {"launches": first["launches"], "searched": []}
@@ -238,8 +243,8 @@ def test_what_a_program_recorded_before_it_was_killed_is_told_once(tmp_path: Pat
     forked = f"import os\n{ONCE}\nos.kill(os.getpid(), 9)".replace(loop, f"{loop}{FORKED}")
     done = aot_tune(tmp_path, "record", "--out", "tables", "--", sys.executable, "-c", forked, "1024", "5000")
     assert done.returncode == 137
-    (row,) = (line.split() for line in done.stderr.splitlines() if line.startswith("tuned_once.py:37 "))
-    assert row[:3] == ["tuned_once.py:37", "tests.support.tuned_once.scale_kernel", "2"]
+    (row,) = (line.split() for line in done.stderr.splitlines() if line.startswith(f"{SEARCH} "))
+    assert row[:3] == [SEARCH, "tests.support.tuned_once.scale_kernel", "2"]
     assert "1 table written:" in done.stderr
 
 
