@@ -87,7 +87,7 @@ def _fields(value: Any, depth: int) -> Json:
         named = value._asdict()
     elif type(value).__module__.startswith(_PRINTED):
         return _printed(value)
-    elif isinstance(value, SimpleNamespace) or (_is_plain(type(value)) and vars(value)):
+    elif isinstance(value, SimpleNamespace) or (_is_plain(type(value)) and getattr(value, "__dict__", None)):
         named = vars(value)
     else:
         raise UnspelledError(

@@ -26,6 +26,7 @@ def wheel(folder: Path) -> Path:
     return path
 
 
+@pytest.mark.process
 def test_kernels_are_taken_unchanged_and_the_rest_is_stubbed(tmp_path: Path) -> None:
     folder = tmp_path / "flashinfer"
     fetched.unpack(wheel(tmp_path), folder)
@@ -36,6 +37,7 @@ def test_kernels_are_taken_unchanged_and_the_rest_is_stubbed(tmp_path: Path) -> 
     assert ran.stdout.split() == ["8", fetched.VERSION]
 
 
+@pytest.mark.process
 def test_what_is_there_is_not_fetched_and_what_cannot_be_had_is_an_error(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
