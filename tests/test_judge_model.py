@@ -118,5 +118,5 @@ def test_a_committed_line_is_what_judging_again_gives(name: str, tmp_path: Path)
     anew = judge_model.judged(find_tunables([OWN_KERNELS])[name], tmp_path)
     if anew.hash == committed.hash:
         assert anew == committed
-    assert anew.apart_time <= 1.0
+    assert anew.apart_time <= 1.005  # each half takes the gate of the other, which may err
     assert (anew.gate is None) == (anew.time >= 1.0 or anew.behind > MOST_BEHIND)
