@@ -18,8 +18,8 @@ import torch
 
 from aot_tune.declare.argument_mistakes import one_of_each_kernel, shares
 from aot_tune.declare.comparison import bits
-from aot_tune.declare.kernel_source.accesses import accesses
 from aot_tune.declare.kernel_source.block_counts import MOST_CALLS, BlockCounts, NotCountedError, count_blocks
+from aot_tune.declare.kernel_source.walk import facts_of
 from aot_tune.nvidia import cutile
 from aot_tune.values.arch import KNOWN_ARCHS, Arch
 from aot_tune.values.bucket import Pow2, classes_of, edge
@@ -218,7 +218,7 @@ def _accesses_of(
     tunable: Declaration, config: Config, args: tuple[Any, ...], passed: Mapping[str, Any]
 ) -> Iterator[str]:
     """Yield the remarks of `_accesses_unlike_the_names` on the kernel of a config."""
-    found = accesses(tunable.kernel_of(config))
+    found = facts_of(tunable.kernel_of(config))
     named = dict(zip(tunable.parameters, args, strict=True))
     written = found.stored | found.added
     unnamed = {}

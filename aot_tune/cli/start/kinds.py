@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Mapping
 
-from aot_tune.declare.kernel_source.accesses import accesses_in
 from aot_tune.declare.kernel_source.facts import Facts
 
 TEMPLATES: Mapping[str, str] = {
@@ -129,9 +128,8 @@ KINDS = tuple(TEMPLATES)
 
 def proven_kind(facts: Facts) -> str | None:
     """Return the kind that loads, stores and products prove; None where they do not."""
-    found = accesses_in(facts)
     products = max(Counter(facts.products).values(), default=0)
-    if facts.escaped or found.added or not found.stored or facts.placing:
+    if facts.escaped or facts.added or not facts.stored or facts.placing:
         return None
     if facts.chained:
         return None if facts.lists else "varlen-attention" if facts.bounding else "attention"
@@ -145,7 +143,7 @@ def proven_kind(facts: Facts) -> str | None:
         return None
     if facts.reduced:
         return "row-reduction"
-    return "in-place" if found.loaded_first & found.stored else "elementwise"
+    return "in-place" if facts.loaded_first & facts.stored else "elementwise"
 
 
 def template(kind: str) -> dict[str, str]:

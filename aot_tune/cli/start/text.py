@@ -11,7 +11,6 @@ from string import Template
 
 from aot_tune.cli.start.kinds import template
 from aot_tune.cli.start.recordings import Recordings
-from aot_tune.declare.kernel_source.accesses import accesses_in
 from aot_tune.declare.kernel_source.facts import Facts
 
 _WIDTH = 100
@@ -66,7 +65,7 @@ class Start:
     @property
     def written(self) -> dict[str, tuple[str, ...]]:
         """What the kernel writes, as the declaration's fields name it."""
-        found, arrays = accesses_in(self.facts), self.facts.arrays
+        found, arrays = self.facts, self.facts.arrays
         kept = found.loaded_first & (found.stored | found.added)
         fields = {
             "outputs": found.stored - kept - found.added,

@@ -76,6 +76,33 @@ class Facts:
     """Whether the kernel's source could be read and followed; if not, all parameters have escaped."""
 
     @property
+    def loaded(self) -> set[str]:
+        """Parameters that are loaded."""
+        return self._with("load")
+
+    @property
+    def loaded_first(self) -> set[str]:
+        """Parameters that are loaded, in the order of execution, before anything is stored to them."""
+        first: dict[str, What] = {}
+        for access in self.accesses:
+            if access.what != "add":
+                first.setdefault(access.parameter, access.what)
+        return {name for name, what in first.items() if what == "load"}
+
+    @property
+    def stored(self) -> set[str]:
+        """Parameters that are stored to."""
+        return self._with("store")
+
+    @property
+    def added(self) -> set[str]:
+        """Parameters that an atomic operation changes."""
+        return self._with("add")
+
+    def _with(self, what: What) -> set[str]:
+        return {access.parameter for access in self.accesses if access.what == what}
+
+    @property
     def index_arrays(self) -> set[str]:
         """Arrays whose values are places in others."""
         return self.placing | self.bounding

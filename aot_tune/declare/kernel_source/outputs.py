@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from aot_tune.declare.kernel_source.accesses import accesses
+from aot_tune.declare.kernel_source.walk import facts_of
 from aot_tune.declare.probe import NotFollowedError, handed_on
 from aot_tune.nvidia import cutile
 
@@ -45,7 +45,7 @@ def written(kernel: Any, args_fn: Callable[..., object], parameters: Sequence[st
     escaped: set[str] = set()
     renamed: set[str] = set()
     for one in kernel.values() if isinstance(kernel, Mapping) else (kernel,):
-        found = accesses(one)
+        found = facts_of(one)
         arguments, followed = _arguments(one, args_fn, parameters)
         for parameter, argument in arguments:
             loaded |= {argument} if parameter in found.loaded | found.escaped else set()

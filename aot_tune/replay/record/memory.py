@@ -13,7 +13,7 @@ from typing import Any
 import torch
 
 from aot_tune.declare.comparison import bits, chunks, poison
-from aot_tune.declare.kernel_source.accesses import accesses
+from aot_tune.declare.kernel_source.walk import facts_of
 from aot_tune.nvidia import cutile
 
 TOLERANCES = {
@@ -62,7 +62,7 @@ class Stores:
 
 def stores_of(kernel: Any) -> Stores:
     """Return what a ``@ct.kernel`` may store to, by its source."""
-    names, found = [name for name, _ in cutile.parameters(kernel)], accesses(kernel)
+    names, found = [name for name, _ in cutile.parameters(kernel)], facts_of(kernel)
     written = found.stored | found.added | found.escaped
     fresh = found.stored - found.loaded_first - found.added - found.escaped
     return Stores(

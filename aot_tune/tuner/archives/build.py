@@ -22,6 +22,7 @@ from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import ArchiveError, DeclarationError, TableError, TuneError
 from aot_tune.nvidia import cutile
 from aot_tune.tables import files, store
+from aot_tune.tables.fit import mismatch
 from aot_tune.tables.table import Table
 from aot_tune.tuner.archives.report import ArchivedKernel, ArchiveReport, CubinRequest
 from aot_tune.tuner.archives.signatures import Compilation, compilations
@@ -159,22 +160,14 @@ def table_of(folder: Path, arch: Arch, tunable: Declaration) -> Table | None:
     """Read a kernel's table in a folder; None where there is none.
 
     Raises:
-        TableError: The table cannot be read, or its configs are not this kernel's, so that serving would not
-            use it.
+        TableError: The table cannot be read, or serving would not use it.
     """
     path = store.table_path(folder, arch, tunable.name)
     if not os.path.lexists(path):
         return None
     table = store.read_table(path)
-    for config in table.configs:
-        if missing := tunable.kernel_missing(config):
-            raise TableError(f"{path}: {missing}: tune {tunable.name} again")
-        constants = set(tunable.config_constants(arch, config.kernel))
-        if config.constants.keys() != constants:
-            raise TableError(
-                f"{path}: its configs have the constants {' '.join(config.constants) or 'none'}, the "
-                f"declaration's have {' '.join(sorted(constants)) or 'none'}: tune {tunable.name} again"
-            )
+    if reason := mismatch(tunable, arch, table):
+        raise TableError(f"{path}: {reason}: tune {tunable.name} again")
     return table
 
 

@@ -118,7 +118,7 @@ def test_no_source_is_read_when_a_declaration_is_constructed(monkeypatch: pytest
     def read(kernel: object) -> None:
         raise AssertionError("a kernel's source was read")
 
-    monkeypatch.setattr(outputs, "accesses", read)
+    monkeypatch.setattr(outputs, "facts_of", read)
     tunable = without_outputs()
     with pytest.raises(AssertionError, match="source was read"):
         _ = tunable.mutated
