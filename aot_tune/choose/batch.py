@@ -23,7 +23,7 @@ from aot_tune.errors import LaunchError
 from aot_tune.tables.states import in_worst_state
 from aot_tune.tables.table import Entry, Table
 from aot_tune.values.arch import Arch
-from aot_tune.values.bucket import Axes, bucket_of, classes_of, edge
+from aot_tune.values.bucket import bucket_of, classes_of, edge
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
@@ -55,11 +55,6 @@ class Ranked:
 def without_batch(tunable: Declaration, problem: Problem) -> Problem:
     """Return a problem without its sizes on the batch axes; the choice depends on the rest."""
     return Problem({name: value for name, value in problem.items() if name not in tunable.batch_axes})
-
-
-def other_axes(tunable: Declaration) -> Axes:
-    """Return the axes that are not batch axes."""
-    return {name: axis for name, axis in tunable.axes.items() if name not in tunable.batch_axes}
 
 
 def every_batch(tunable: Declaration, problem: Problem) -> Iterator[Problem]:
@@ -279,7 +274,8 @@ class BatchInvariant:
         groups = self._by_group()
         if wanted in groups:
             return wanted
-        axes = other_axes(self._tunable)
+        tunable = self._tunable
+        axes = {name: axis for name, axis in tunable.axes.items() if name not in tunable.batch_axes}
         classes = classes_of(axes, wanted)
         places = Places(
             (tuple(group.size(name) for name in axes), group)

@@ -61,7 +61,10 @@ class Form:
             lacking = {key for entry in table["entries"] for key in self.none.keys() - entry.keys()}
             lacking |= self.whole.keys() - table.keys()
             table = {**self.whole, **table}
-            table["entries"] = [self._only_compared(entry) for entry in table["entries"]]
+            table["entries"] = [
+                {key: item for key, item in entry.items() if key not in self.optional} | dict(self.none)
+                for entry in table["entries"]
+            ]
         except (AttributeError, KeyError, TypeError) as error:
             raise TableError(f"not a table of an earlier form: {error!r:.200}") from None
         try:
@@ -79,10 +82,6 @@ class Form:
         parts += [f"other {other}"] if other else []
         line = f"another form ({'; '.join(parts)}): entries are compared by {self.compared}"
         return parsed, line
-
-    def _only_compared(self, entry: Json) -> Json:
-        kept = {key: item for key, item in entry.items() if key not in self.optional}
-        return kept | dict(self.none)
 
     def only_compared(self, entry: Any) -> Any:
         """Return an entry of the present form with its compared fields alone."""

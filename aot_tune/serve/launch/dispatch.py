@@ -239,7 +239,6 @@ class Dispatcher:
         arch: Arch,
         problem: Problem,
         *,
-        config: Config | None = None,
         unfit: Callable[[Config], str | None] | None = None,
         device: Device | None = None,
         on_miss: environment.OnMiss | None = None,
@@ -252,14 +251,12 @@ class Dispatcher:
         Without `on_miss`, AOT_TUNE_ON_MISS decides, but ``error`` counts as ``nearest``.
         """
         usual = environment.on_miss()
-        config = config_on(config, arch) if config is not None else None
         if device is not None:
             name = device.name
         else:
             name = next((gpu.name for gpu in loader.gpus() or () if gpu.arch == arch), "")
         remembered = None if is_rank() else lambda bucket: self._search.remembered(arch, name, bucket)
         options = Options(
-            given=config,
             asked_default=environment.forces_default(),
             on_miss=on_miss or ("nearest" if usual == "error" else usual),
             sm_count=device.sm_count if device is not None else None,

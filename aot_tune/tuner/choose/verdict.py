@@ -59,11 +59,6 @@ class Verdict:
     table_gain: float | None = None
     """Gain over the default in the table, in the same states."""
 
-    @property
-    def is_known(self) -> bool:
-        """Return whether something can be said of the entry."""
-        return "unknown" not in self.findings
-
 
 # The sample -------------------------------------------------------------------------------------------------
 

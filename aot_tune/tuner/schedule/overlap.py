@@ -13,7 +13,6 @@ _LOOK_S = 0.1
 """Seconds between two checks whether the next kernel may begin."""
 
 K = TypeVar("K")
-R = TypeVar("R")
 
 
 def may_begin(*, running: int, planned: bool, gpus: int, waiting: int, compilers_rest: bool) -> bool:
@@ -32,13 +31,13 @@ def may_begin(*, running: int, planned: bool, gpus: int, waiting: int, compilers
 
 
 def run_overlapping(
-    work: Callable[[K], R],
+    work: Callable[[K], None],
     kernels: Sequence[K],
     *,
     begins: Callable[[int], bool],
     stop: Callable[[], None],
     stopped: type[BaseException],
-) -> list[R]:
+) -> None:
     """Process kernels in order, each in a thread of its own; they may overlap.
 
     Args:
@@ -48,18 +47,15 @@ def run_overlapping(
         stop: Interrupts the threads' waiting, after one of them failed or the caller was interrupted.
         stopped: The type of error that they raise then, which is not the cause.
 
-    Returns:
-        The results in the order of the kernels.
-
     Raises:
         Exception: The first error. Nothing runs any more.
     """
     errors: list[BaseException] = []
-    futures: list[Future[R]] = []
+    futures: list[Future[None]] = []
 
-    def tried(kernel: K) -> R:
+    def tried(kernel: K) -> None:
         try:
-            return work(kernel)
+            work(kernel)
         except BaseException as error:
             errors.append(error)  # in order of time
             raise
@@ -78,8 +74,7 @@ def run_overlapping(
                 stop()
     if errors:
         raise next((error for error in errors if not isinstance(error, stopped)), errors[0])
-    return [future.result() for future in futures]
 
 
-def _running(futures: Sequence[Future[R]]) -> list[Future[R]]:
+def _running(futures: Sequence[Future[None]]) -> list[Future[None]]:
     return [future for future in futures if not future.done()]

@@ -328,19 +328,17 @@ class Estimate:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._counts: dict[str, dict[str, tuple[int, int]]] = {"compile": {}, "measure": {}}
+        self._counts: dict[type[Event], dict[str, tuple[int, int]]] = {Compiling: {}, Measuring: {}}
         """Numbers done and total, by kind and kernel."""
-        self._already: dict[tuple[str, str], int] = {}
-        self._began: dict[str, float] = {}
-        self._lefts: dict[str, tuple[float, float]] = {}
+        self._already: dict[tuple[type[Event], str], int] = {}
+        self._began: dict[type[Event], float] = {}
+        self._lefts: dict[type[Event], tuple[float, float]] = {}
 
     def take(self, event: Event) -> None:
         """Update the counts by an event; a kernel that ended has nothing left."""
         match event:
-            case Compiling():
-                self._seen("compile", event.kernel, event.done, event.total)
-            case Measuring():
-                self._seen("measure", event.kernel, event.done, event.total)
+            case Compiling() | Measuring():
+                self._seen(type(event), event.kernel, event.done, event.total)
             case KernelEnded():
                 for kind, counts in self._counts.items():
                     if event.kernel in counts:
@@ -352,7 +350,7 @@ class Estimate:
         now = self._clock()
         return max([0.0, *(left - (now - at) for at, left in self._lefts.values())])
 
-    def _seen(self, kind: str, kernel: str, done: int, total: int) -> None:
+    def _seen(self, kind: type[Event], kernel: str, done: int, total: int) -> None:
         now, counts = self._clock(), self._counts[kind]
         # Rates count from the first call on, without the results of a journal or a cache.
         began = self._began.setdefault(kind, now)
@@ -466,12 +464,17 @@ def closing_table(rows: Sequence[SweptKernel]) -> list[str]:
     published, problems without times and disturbed samples.
     """
     predicts = any(row.evidence == "predicted" for row in rows)
-    table = _predicted_rows(rows) if predicts else _measured_rows(rows)
     reasons = [f"{row.kernel}: not published: {reason}" for row in rows for reason in row.refusals]
     left_out = [f"{row.kernel}: left out: {problem}" for row in rows for problem in row.left_out]
     left_out += [f"{row.kernel}: no time was left: {bucket}" for row in rows for bucket in row.unreached]
     disturbed = [f"{row.kernel}: disturbed samples: {bucket}" for row in rows for bucket in row.disturbed]
-    return [*aligned(table), *([_WORTH] if predicts else []), *reasons, *left_out, *disturbed]
+    return [
+        *aligned(_table_rows(rows, predicts=predicts)),
+        *([_WORTH] if predicts else []),
+        *reasons,
+        *left_out,
+        *disturbed,
+    ]
 
 
 _WORTH = (
@@ -480,40 +483,26 @@ _WORTH = (
 )
 
 
-def _measured_rows(rows: Sequence[SweptKernel]) -> list[tuple[str, ...]]:
-    heads = ("kernel", "problems", "speed-up", "failures", "compile s", "measure s", "verify s", "table")
-    cells = [
-        (
-            row.kernel,
-            str(row.problems),
-            "-" if row.failed else f"{row.speedup:.2f}x",
-            str(row.failures),
-            f"{row.compile_s:.1f}",
-            f"{row.measure_s:.1f}",
-            f"{row.verify_s:.1f}",
-            _file(row),
-        )
-        for row in rows
-    ]
-    return [heads, *cells]
-
-
-def _predicted_rows(rows: Sequence[SweptKernel]) -> list[tuple[str, ...]]:
-    heads = ("kernel", "problems", "not default", "by the model", "failures", "compile s", "table", "worth")
-    cells = [
-        (
-            row.kernel,
-            str(row.problems),
-            str(row.leaves),
-            f"{row.speedup:.2f}x" if row.leaves else "-",
-            str(row.failures),
-            f"{row.compile_s:.1f}",
-            _file(row),
-            row.worth,
-        )
-        for row in rows
-    ]
-    return [heads, *cells]
+def _table_rows(rows: Sequence[SweptKernel], *, predicts: bool) -> list[tuple[str, ...]]:
+    """Return the heads and a row for each kernel."""
+    columns: dict[str, Callable[[SweptKernel], str]] = {
+        "kernel": lambda row: row.kernel,
+        "problems": lambda row: str(row.problems),
+    }
+    if predicts:
+        columns["not default"] = lambda row: str(row.leaves)
+        columns["by the model"] = lambda row: f"{row.speedup:.2f}x" if row.leaves else "-"
+    else:
+        columns["speed-up"] = lambda row: "-" if row.failed else f"{row.speedup:.2f}x"
+    columns["failures"] = lambda row: str(row.failures)
+    columns["compile s"] = lambda row: f"{row.compile_s:.1f}"
+    if not predicts:
+        columns["measure s"] = lambda row: f"{row.measure_s:.1f}"
+        columns["verify s"] = lambda row: f"{row.verify_s:.1f}"
+    columns["table"] = _file
+    if predicts:
+        columns["worth"] = lambda row: row.worth
+    return [tuple(columns), *(tuple(cell(row) for cell in columns.values()) for row in rows)]
 
 
 def _file(row: SweptKernel) -> str:

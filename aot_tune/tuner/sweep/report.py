@@ -57,10 +57,6 @@ class SweepRequest:
     exhaustive: bool = False
     """Whether to measure every candidate instead of the model's best few."""
 
-    require_measured: bool = False
-    """Whether a missing GPU is an error instead of a reason to predict. The command line raises it; `command`
-    repeats the option."""
-
     out: Path | None = None
     """Folder of tables to write to; None for each package's own folder, or `PREDICTED_FOLDER` when
     predicting."""
@@ -160,7 +156,6 @@ class SweepRequest:
             words += ["--time-budget", f"{self.time_budget_s:g}s"]
         words += ["--exhaustive"] if self.exhaustive else []
         words += ["--allow-worse"] if self.allow_worse else []
-        words += ["--require", "measured"] if self.require_measured else []
         return words
 
 
@@ -275,11 +270,6 @@ class SweepReport:
 
     gpus: tuple[GpuUse, ...] = ()
     """The GPUs that measured; empty for a prediction."""
-
-    @property
-    def published(self) -> bool:
-        """Whether every kernel's table was published."""
-        return all(not row.refusals for row in self.rows)
 
     @property
     def complete(self) -> bool:

@@ -52,7 +52,7 @@ def opened(request: SweepRequest, progress: Progress) -> Iterator[Resources]:
     with ExitStack() as stack:
         cluster = None
         if request.ray is not None:
-            cluster = stack.enter_context(_cluster(request, progress))
+            cluster = stack.enter_context(Cluster(request.ray, request.arch, request.kernels, progress.note))
             request = dataclasses.replace(request, gpus=tuple(range(len(cluster.gpus))))
         order: list[str] = []
         feeds = stack.enter_context(_Feeds(partial(CompileFeed, _pool(request, cluster), order)))
@@ -135,11 +135,6 @@ class _Feeds:
             if self._feed is None or self._feed.ended:
                 self._feed = self._stack.enter_context(self._make())
             return self._feed
-
-
-def _cluster(request: SweepRequest, progress: Progress) -> Cluster:
-    """Connect to the Ray cluster of a request."""
-    return Cluster(request.ray or "", request.arch, request.kernels, progress.note)
 
 
 def _start(request: SweepRequest, progress: Progress, cluster: Cluster | None) -> Start:

@@ -55,7 +55,7 @@ def _on(monkeypatch: pytest.MonkeyPatch, *lost_after: int | None) -> tuple[NearH
     there = tuple(
         NearHost(HashedHost(f"GPU-{place}"), lost_after=after) for place, after in enumerate(lost_after)
     )
-    monkeypatch.setattr(resources, "_cluster", lambda request, progress: NearCluster(*there))
+    monkeypatch.setattr(resources, "Cluster", lambda *_: NearCluster(*there))
     return there
 
 

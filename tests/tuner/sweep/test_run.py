@@ -270,7 +270,7 @@ def _path(folder: Path) -> Path:
 def test_a_sweep_publishes_the_fastest_right_config_of_each_bucket(folder: Path) -> None:
     report = _tune(folder)
     table = store.read_table(_path(folder))
-    assert report.published
+    assert report.complete
     assert report.rows[0].problems == len(table.entries) == 3
     winners = {entry.bucket.size("M"): entry.config for entry in table.entries}
     assert winners[1] == DEFAULT
@@ -388,7 +388,7 @@ def test_a_changed_driver_is_not_mixed_with_what_was_measured(
     with pytest.raises(JournalMismatchError, match=r"driver.*580\.1.*590\.2"):
         _tune(folder)
     monkeypatch.setattr(Session, "fails_after", None)
-    assert _tune(folder, fresh=True).published
+    assert _tune(folder, fresh=True).complete
 
 
 def test_a20_a_compiler_that_is_gone_is_named_and_not_a_journal_of_another(
@@ -605,7 +605,7 @@ def test_a_bucket_whose_default_faults_is_left_out_and_the_sweep_is_incomplete(
 ) -> None:
     monkeypatch.setattr(Session, "default_fails", frozenset({size}))
     report = _tune(folder)
-    assert report.published
+    assert report.complete
     assert not report.complete
     assert [entry.bucket.size("M") for entry in store.read_table(_path(folder)).entries] == [1, 256]
     (line,) = report.rows[0].left_out
@@ -685,7 +685,7 @@ def test_a_problem_that_cannot_be_opened_is_left_out_and_the_others_go_on(
 ) -> None:
     monkeypatch.setattr(Session, "unopened", frozenset({size}))
     report = _tune(folder)
-    assert report.published
+    assert report.complete
     assert not report.complete
     (told,) = report.rows[0].left_out
     assert f"M={size} N=1024: make_args was killed by SIGKILL" in told
@@ -901,7 +901,7 @@ def test_two_tunes_of_parts_at_once_lose_no_entry_and_share_a_portfolio(
     monkeypatch.setattr(Session, "fastest", lambda self, problem: 64 if problem.size("M") > 64 else 32)
     Session.meanwhile.append(lambda: _tune(folder, **_of(_bucket(256))))
     report = _tune(folder, **_of(_bucket(64)))
-    assert report.published
+    assert report.complete
     table = store.read_table(_path(folder))
     assert [entry.bucket.size("M") for entry in table.entries] == [1] * there_before + [64, 256]
     assert writer.dump(table) == _path(folder).read_bytes()
@@ -918,7 +918,7 @@ def test_two_tunes_of_parts_at_once_lose_no_entry_and_share_a_portfolio(
 
 def test_a_whole_sweep_takes_in_what_was_published_of_its_buckets_meanwhile(folder: Path) -> None:
     Session.meanwhile.append(lambda: _tune(folder, **_of(_bucket(64))))
-    assert _tune(folder).published
+    assert _tune(folder).complete
     assert [entry.bucket.size("M") for entry in store.read_table(_path(folder)).entries] == [1, 64, 256]
 
 
@@ -961,7 +961,7 @@ def test_a_table_of_other_code_or_of_another_gpu_that_came_meanwhile_stays_and_s
 def test_a_table_that_was_removed_meanwhile_is_written_with_what_was_swept(folder: Path) -> None:
     _tune(folder)
     Session.meanwhile.append(lambda: _path(folder).unlink())
-    assert _tune(folder, **_of(_bucket(64))).published
+    assert _tune(folder, **_of(_bucket(64))).complete
     assert [entry.bucket for entry in store.read_table(_path(folder)).entries] == [_bucket(64)]
 
 
