@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import fcntl
 import os
 import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -324,7 +325,9 @@ def locked(path: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
         _wait(descriptor, folder, patience_s)
         yield
     finally:
-        os.close(descriptor)  # this releases the lock
+        with suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile holds it too
+        os.close(descriptor)
 
 
 def _wait(descriptor: int, folder: Path, patience_s: float) -> None:

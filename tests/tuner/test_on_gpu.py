@@ -215,7 +215,7 @@ def test_finals_tell_the_order_and_the_conditions(start: Start) -> None:
         assert outcome.num_samples >= 15
         print(f"{outcome.config}: {outcome.mean_us:.2f} us ± {outcome.error_margin_us:.2f}")
     conditions = session.spent.conditions[-1]
-    print(conditions.before, conditions.after, conditions.disturbed, session.identity(), session.device())
+    print(conditions.before, conditions.after, session.identity(), session.device())
     assert conditions.after.sm_clock_mhz
 
 

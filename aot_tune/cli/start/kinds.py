@@ -19,23 +19,14 @@ TEMPLATES: Mapping[str, str] = {
         value: $x.double() * 2
     """,
     "in-place": """
-        axes: {"rows": Pow2(), "cols": Exact()}
-        problem: {"dtype": $x.dtype, "rows": $x.shape[0], "cols": $x.shape[1]}
-        typical: {"dtype": "bfloat16", "rows": Pow2.edges(16, 4096), "cols": 4096}
-        space: (1024,), (256,), (4096,)
-        grid: (problem.rows, ct.cdiv(problem.cols, $t0))
+        like: elementwise
         blocks: one block for each tile, which no other block may change
-        shapes: (problem.rows, problem.cols)
-        value: $x.double() * 2
     """,
     "row-reduction": """
-        axes: {"rows": Pow2(), "cols": Exact()}
-        problem: {"dtype": $x.dtype, "rows": $x.shape[0], "cols": $x.shape[1]}
-        typical: {"dtype": "bfloat16", "rows": Pow2.edges(16, 4096), "cols": 4096}
+        like: elementwise
         space: (1,), (2,), (4,)
         grid: (ct.cdiv(problem.rows, $t0),)
         blocks: one block for each tile of rows
-        shapes: (problem.rows, problem.cols)
         value: $x.double().mean(1)
     """,
     "product": """
@@ -49,15 +40,10 @@ TEMPLATES: Mapping[str, str] = {
         value: $x.double() @ $y.double()
     """,
     "persistent-product": """
-        axes: {"M": Pow2(), "N": Exact(), "K": Exact()}
-        problem: {"dtype": $x.dtype, "M": $x.shape[0], "N": $y.shape[1], "K": $x.shape[1]}
-        typical: {"dtype": "bfloat16", "M": Pow2.edges(16, 4096), "N": 4096, "K": 4096}
-        space: (128, 128, 64), (64, 64, 64), (64, 128, 64), (128, 256, 64)
+        like: product
         grid: (device.sm_count * config.hints["occupancy"],)
         blocks: as many blocks as run at a time, each going on to further tiles
         tiles: ct.cdiv(problem.M, $t0) * ct.cdiv(problem.N, $t1)
-        shapes: (problem.M, problem.K) (problem.K, problem.N)
-        value: $x.double() @ $y.double()
     """,
     "attention": """
         axes: {"batch": Pow2(), "heads": Exact(), "queries": Pow2(), "kv_length": Pow2(), "head_dim": Exact()}
@@ -106,11 +92,8 @@ TEMPLATES: Mapping[str, str] = {
         value: ...
     """,
     "dual-product": """
-        axes: {"M": Pow2(), "N": Exact(), "K": Exact()}
-        problem: {"dtype": $x.dtype, "M": $x.shape[0], "N": $y.shape[1], "K": $x.shape[1]}
-        typical: {"dtype": "bfloat16", "M": Pow2.edges(16, 4096), "N": 4096, "K": 4096}
+        like: product
         space: (128, 64, 64), (64, 64, 64), (64, 128, 64)
-        grid: (ct.cdiv(problem.M, $t0), ct.cdiv(problem.N, $t1))
         blocks: one block for each tile of the result
         shapes: (problem.M, problem.K) (problem.K, problem.N) (problem.K, problem.N)
         value: torch.nn.functional.silu($x.double() @ $y.double()) * ($x.double() @ $z.double())
@@ -119,7 +102,7 @@ TEMPLATES: Mapping[str, str] = {
 """Examples of each kind.
 
 ``$x``, ``$y`` and ``$z`` are the first inputs, ``$t0`` and ``$t1`` the first sizes of tiles. ``space`` lists
-values of all sizes of tiles, ``shapes`` the shapes of the inputs.
+values of all sizes of tiles, ``shapes`` the shapes of the inputs, ``like`` the kind of all other examples.
 """
 
 KINDS = tuple(TEMPLATES)
@@ -154,4 +137,5 @@ def template(kind: str) -> dict[str, str]:
         first, colon, rest = line.partition(": ")
         name, text = (first, rest) if colon and first.isidentifier() else (name, line)
         parts[name] = f"{parts[name]}\n{text}" if name in parts else text
-    return parts
+    like = parts.pop("like", None)
+    return parts if like is None else template(like) | parts

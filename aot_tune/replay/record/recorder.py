@@ -45,7 +45,7 @@ from aot_tune.replay.record.search import (
     identified,
     raise_as_cutile,
 )
-from aot_tune.replay.record.turn import turn, writing
+from aot_tune.replay.record.turn import turn
 from aot_tune.replay.spelling import space_hash, texts_of
 from aot_tune.replay.table import Launched, Library, RecordedEntry, RecordedTable, file_name, name_of
 from aot_tune.serve.runtime import runtime
@@ -56,6 +56,7 @@ from aot_tune.tuner.choose.times import is_tie
 from aot_tune.tuner.measure.worker import gpu_state
 from aot_tune.tuner.measure.worker.backend import TIMING
 from aot_tune.tuner.outcome import Measurement
+from aot_tune.tuner.publish import locked
 from aot_tune.tuner.sweep.journal import Journal
 from aot_tune.values.device import Device
 from aot_tune.values.text import counted, error_in_words, shortened
@@ -298,7 +299,7 @@ class Recorder:
             kernel_of(function.__module__, function.__qualname__)
             if (kernel.path, call.launched) in self._known:
                 return  # the table has it, or it lost a search
-            with writing(kernel.path.parent):
+            with locked(kernel.path):
                 table = self._table(kernel, times=False)
                 launched = {*table.launched, call.launched} - set(table.won)
                 if len(launched) > MOST_LAUNCHED:
@@ -412,7 +413,7 @@ class Recorder:
             times = {known.texts[at]: time for at, time in results.times.items()}
             won.append(_Won(entry=entry, times=times))
             site.gains.append(entry.gain or 1.0)
-            with writing(task.path.parent):
+            with locked(task.path):
                 self._write(task, self._with_winners(task, won))
         except AotTuneError as error:  # such as an argument that has no signature, or a full disk
             site.remarks[f"not recorded: {error}"] = None

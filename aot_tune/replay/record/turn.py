@@ -1,16 +1,14 @@
-"""Let one process at a time search on a GPU, or write into a folder of tables."""
+"""Let one process at a time search on a GPU."""
 
 from __future__ import annotations
 
-import fcntl
-import os
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from pathlib import Path
 
 from filelock import FileLock, Timeout
 
-from aot_tune.errors import NotRecordableError, StoreError
+from aot_tune.errors import NotRecordableError
 
 PATIENCE_S = 600.0
 """Longest wait for another process's search, seconds. A whole search takes 10 to 40."""
@@ -42,27 +40,3 @@ def turn(folder: Path, gpu: str) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-@contextmanager
-def writing(folder: Path) -> Iterator[None]:
-    """Hold a folder of tables while one is read and replaced, which takes milliseconds.
-
-    No file is made in the library's package. Where a file system has no such locks, nothing is held.
-
-    Raises:
-        StoreError: The folder cannot be made or opened.
-    """
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_CLOEXEC)
-    except OSError as error:
-        raise StoreError(f"cannot write in {folder}: {error.strerror}") from error
-    try:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_EX)
-        yield
-    finally:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile holds it too
-        os.close(descriptor)

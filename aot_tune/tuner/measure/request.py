@@ -118,25 +118,15 @@ def ignore(reported: Reported) -> None:
 class Conditions:
     """The conditions of one request to a worker, for the journal."""
 
-    problem: Problem
-    """The problem."""
-
     before: GpuState
     """The GPU's state at the start of the request."""
 
     after: GpuState
     """The GPU's state at its end."""
 
-    disturbed: Mapping[Config, str]
-    """The disturbance of each config whose samples are spoilt because it outlasted the patience."""
-
     def as_record(self) -> dict[str, object]:
         """Return the conditions as plain values for a journal."""
-        return {
-            "before": self.before.as_record(),
-            "after": self.after.as_record(),
-            "disturbed": {str(config): by for config, by in self.disturbed.items()},
-        }
+        return {"before": self.before.as_record(), "after": self.after.as_record()}
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -74,7 +74,6 @@ class TrialRun:
         self._running: Config | None = None
         self._heard_at = 0.0
         self._silence = 0.0
-        self._disturbed: dict[Config, str] = {}
         for config in sorted(self._cubins, key=fault_counts.suspect):
             failure = fault_counts.excluded(config)
             if failure is None:
@@ -131,9 +130,7 @@ class TrialRun:
         if not (isinstance(states, list) and [type(state) for state in states] == [GpuState, GpuState]):
             raise _Interrupted("fault", "the worker's answer is not two states of the GPU")
         before, after = states
-        self.conditions.append(
-            Conditions(problem=self._problem, before=before, after=after, disturbed=self._disturbed)
-        )
+        self.conditions.append(Conditions(before=before, after=after))
 
     def _heard(self, message: object) -> None:
         now = time.monotonic()
@@ -218,8 +215,6 @@ class TrialRun:
             self._fault_counts.wrong.add(config)
         if isinstance(outcome, Measurement):
             self._known[config] = outcome
-            if outcome.disturbed:
-                self._disturbed[config] = outcome.disturbed
         if outcome is not None:
             self._on_outcome(Reported(outcome=outcome, number=self._number))
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from time import monotonic
 
 from aot_tune.declare.discovery import FoundKernel
@@ -164,14 +164,6 @@ class _Entry:
     """The only GPU that may draw it while that GPU is in the pool."""
 
 
-@dataclass(kw_only=True)
-class _Opened:
-    """The devices and conditions that the GPUs reported, by index."""
-
-    devices: dict[int, Device] = field(default_factory=dict)
-    conditions: dict[int, dict[str, str]] = field(default_factory=dict)
-
-
 class GpuPool:
     """The pool of a sweep's GPUs. The threads of several kernels may use it at once.
 
@@ -239,15 +231,14 @@ class GpuPool:
             return self._opened
 
     def _ask(self, kernel: FoundKernel) -> tuple[Device, Mapping[str, str]]:
-        answers = _Opened()
+        answers: dict[int, tuple[Device, Mapping[str, str]]] = {}
 
         def ask(slot: GpuSlot) -> None:
-            answers.devices[slot.index] = slot.session.device()
-            answers.conditions[slot.index] = slot.session.identity()
+            answers[slot.index] = slot.session.device(), slot.session.identity()
 
         task = Task(kernel=kernel, work=ask)
         self._run([(task, slot) for slot in self.slots])
-        devices = {index: answers.devices[index] for index in sorted(answers.devices)}
+        devices = {index: answers[index][0] for index in sorted(answers)}
         if len({(device.name, device.sm_count) for device in devices.values()}) > 1:
             described = "; ".join(
                 f"{index}: {device.name}, {device.sm_count} multiprocessors"
@@ -257,8 +248,7 @@ class GpuPool:
                 f"the GPUs differ ({described}), and their times cannot be compared; choose equal GPUs: "
                 f"{self._choice.replace('{}', str(min(devices)))}"
             )
-        first = min(devices)
-        return devices[first], answers.conditions[first]
+        return answers[min(answers)]
 
     def run(self, tasks: Sequence[Task], meanwhile: Callable[[], None] = lambda: None) -> None:
         """Let the GPUs do a kernel's tasks, the longest first, equal tasks in their order.

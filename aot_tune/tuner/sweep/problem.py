@@ -274,13 +274,12 @@ class ProblemPass:
         seconds = max(0.0, monotonic() - started - spent.start_s - spent.open_s)
         verify_s = min(seconds, seconds if verifying else spent.verify_s)
         start_s, slot.recorded_start_s = after.start_s - slot.recorded_start_s, after.start_s
-        records = (conditions.as_record() for conditions in spent.conditions)
         self._results.write_spent(
             step,
             self._problem,
             measure_s=seconds - verify_s,
             verify_s=verify_s,
-            conditions=[{name: record[name] for name in ("before", "after")} for record in records],
+            conditions=[conditions.as_record() for conditions in spent.conditions],
             gpu=slot.gpu,
             start_s=start_s,
             open_s=spent.open_s,

@@ -47,7 +47,7 @@ def _time(config: Config, us: float = 10.0) -> Measurement:
 
 
 def _spent(**seconds: float) -> Spent:
-    conditions = Conditions(problem=PROBLEM, before=GpuState(), after=GpuState(), disturbed={})
+    conditions = Conditions(before=GpuState(), after=GpuState())
     return Spent(conditions=(conditions,), **seconds)  # type: ignore[arg-type]
 
 

@@ -47,13 +47,7 @@ class GpuState:
 
     def as_record(self) -> dict[str, object]:
         """Return the reading as plain values for a journal."""
-        return {
-            "sm_clock_mhz": self.sm_clock_mhz,
-            "memory_clock_mhz": self.memory_clock_mhz,
-            "temperature_c": self.temperature_c,
-            "reasons": None if self.reasons is None else list(self.reasons),
-            "clocks_locked": self.clocks_locked,
-        }
+        return {**vars(self), "reasons": None if self.reasons is None else list(self.reasons)}
 
 
 class GpuMonitor:
