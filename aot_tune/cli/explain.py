@@ -353,24 +353,19 @@ def _every_batch_lines(answer: Explanation) -> list[str]:
 
 
 def _remarks(tunable: Declaration, arch: Arch, problem: Problem, choice: Choice) -> list[str]:
-    if environment.batch_invariant() and not tunable.batch_axes:
-        return [
-            f"{environment.BATCH_INVARIANT} changes nothing here: {tunable.name} declares no batch_axes",
-            *_other_remarks(tunable, arch, problem, choice, may_search=True),
-        ]
-    return _other_remarks(tunable, arch, problem, choice, may_search=not environment.batch_invariant())
-
-
-def _other_remarks(
-    tunable: Declaration, arch: Arch, problem: Problem, choice: Choice, *, may_search: bool
-) -> list[str]:
+    remarks, invariant = [], environment.batch_invariant()
+    if invariant and not tunable.batch_axes:
+        remarks.append(
+            f"{environment.BATCH_INVARIANT} changes nothing here: {tunable.name} declares no batch_axes"
+        )
     if message := passed_over_message(tunable, arch, problem, choice):
-        return [message]
+        return [*remarks, message]
     if not choice.missed:
-        return []
-    remarks = [
+        return remarks
+    remarks.append(
         f"no bucket at or near this problem was tuned; tune it: {tune_command(tunable, arch, problem)}"
-    ]
-    if may_search and not (is_rank() or environment.search_disabled() or environment.search_seconds() == 0):
+    )
+    forbidden = is_rank() or environment.search_disabled() or environment.search_seconds() == 0
+    if not forbidden and not (invariant and tunable.batch_axes):
         remarks.append("a launch may search live first and remember the winner in the user's cache")
     return remarks

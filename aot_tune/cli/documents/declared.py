@@ -254,9 +254,7 @@ def _winner(entry: Entry) -> Winner:
     return Winner(entry, parts, entry.bucket, str(entry.config), data, entry.evidence)
 
 
-def _slopes(slopes: Slopes | None) -> str:
-    if slopes is None:
-        return "of all tables"
+def _slopes(slopes: Slopes) -> str:
     return ", ".join(f"{name} {' '.join(map(str, own))}" for name, own in slopes._asdict().items())
 
 

@@ -81,18 +81,6 @@ def kernel_hash(kernel: Any) -> tuple[str, tuple[str, ...]]:
     return hasher.digest(), tuple(dict.fromkeys(hasher.obstacles))
 
 
-def function_hash(kernel: Any) -> str:
-    """Hash as `kernel_hash` does.
-
-    Where a part cannot be hashed, the hash differs at every call.
-
-    Returns:
-        16 hexadecimal digits.
-    """
-    digest, obstacles = kernel_hash(kernel)
-    return secrets.token_hex(HEX_DIGITS // 2) if obstacles else digest
-
-
 def check_hash(tunable: Declaration) -> str:
     """Hash the check of results: ``make_args``, ``reference`` with its tolerances, written arguments.
 

@@ -276,45 +276,29 @@ class InTurn(Progress):
 
     Args:
         progress: Receives the events.
+        brief: Whether of the candidates that spill registers or do not fit only the number is shown, when
+            the kernel ends. Large tiles lead to many such candidates, which is no error.
     """
 
-    def __init__(self, progress: Progress) -> None:
-        self._progress = progress
+    def __init__(self, progress: Progress, *, brief: bool = False) -> None:
+        self._progress, self._brief = progress, brief
         self._lock = threading.RLock()
+        self._left_out: dict[str, set[Config]] = {}
 
     def show(self, event: Event) -> None:
-        """Pass it on."""
+        """Pass on an event, or count it."""
         with self._lock:
+            if self._brief and isinstance(event, CandidateFailed) and event.failure.stage == "resources":
+                self._left_out.setdefault(event.kernel, set()).add(event.failure.config)
+                return
+            if isinstance(event, KernelEnded) and (configs := self._left_out.pop(event.kernel, None)):
+                self._progress.note(left_out_line(event.kernel, len(configs)))
             self._progress.show(event)
 
     def close(self) -> None:
         """Pass it on."""
         with self._lock:
             self._progress.close()
-
-
-class Brief(InTurn):
-    """Passes on events, but only the number of candidates that spill registers or do not fit.
-
-    The number is shown when the kernel ends. Large tiles lead to many such candidates, which is no error.
-
-    Args:
-        progress: Receives the events.
-    """
-
-    def __init__(self, progress: Progress) -> None:
-        super().__init__(progress)
-        self._left_out: dict[str, set[Config]] = {}
-
-    def show(self, event: Event) -> None:
-        """Pass on an event, or count it."""
-        with self._lock:
-            if isinstance(event, CandidateFailed) and event.failure.stage == "resources":
-                self._left_out.setdefault(event.kernel, set()).add(event.failure.config)
-                return
-            if isinstance(event, KernelEnded) and (configs := self._left_out.pop(event.kernel, None)):
-                super().show(Note(left_out_line(event.kernel, len(configs))))
-            super().show(event)
 
 
 class Estimate:

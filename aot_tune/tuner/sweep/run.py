@@ -37,7 +37,7 @@ from aot_tune.tuner.sweep.decision import Decision
 from aot_tune.tuner.sweep.gpus import GpuPool
 from aot_tune.tuner.sweep.journal import Journal, JournalWriteError, check_resumable
 from aot_tune.tuner.sweep.kernel import KernelSweep
-from aot_tune.tuner.sweep.progress import Brief, Finished, InTurn, KernelEnded, Progress, Started
+from aot_tune.tuner.sweep.progress import Finished, InTurn, KernelEnded, Progress, Started
 from aot_tune.tuner.sweep.report import SweepReport, SweepRequest, SweptKernel
 from aot_tune.tuner.sweep.resources import Resources, opened
 from aot_tune.tuner.sweep.results import SweepResults, accepts
@@ -77,7 +77,7 @@ def run(request: SweepRequest, progress: Progress) -> SweepReport:
         )
     if cutile.compiler_version() is None:  # before a journal is found to be of another compiler
         raise TuneError(NO_COMPILER)
-    progress = InTurn(progress) if request.verbose else Brief(progress)
+    progress = InTurn(progress, brief=not request.verbose)
     with opened(request, progress) as resources:
         request = resources.request
         rows = _refused(request, progress)

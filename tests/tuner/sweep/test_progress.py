@@ -10,11 +10,11 @@ from pathlib import Path
 from aot_tune.tuner.outcome import Failure, Stage
 from aot_tune.tuner.plan.judged import NOT_JUDGED
 from aot_tune.tuner.sweep.progress import (
-    Brief,
     CandidateFailed,
     Compiling,
     Estimate,
     Finished,
+    InTurn,
     KernelEnded,
     LiveProgress,
     Measuring,
@@ -128,7 +128,7 @@ def test_the_time_left_is_that_of_all_kernels_that_have_begun() -> None:
 
 def test_spilling_candidates_are_counted_and_other_failures_told_at_once() -> None:
     stream = io.StringIO()
-    progress = Brief(PlainProgress(stream))
+    progress = InTurn(PlainProgress(stream), brief=True)
     other = Config(constants={"tile_m": 128}, hints={"num_ctas": 1})
     spill = "registers spill to a stack of 40 bytes a thread"
     for config in (CONFIG, other, CONFIG):  # one config at two problems is one
