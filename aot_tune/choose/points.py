@@ -507,11 +507,12 @@ class Estimator:
         return Points(sources, [_NEARNESS] * len(sources), self.slopes.inside)
 
     def near(self, bucket: Problem) -> Points:
-        """Return the points of the nearest buckets; kept by bucket, and shared by buckets with the same."""
+        """Return the points of the nearest buckets; kept by bucket, and shared by those with the same."""
         points = self._points.get(bucket)
         if points is None:
             entries = self.nearest(bucket)
-            key = (self._classes_of(bucket), *map(id, entries))
+            pow2 = compress(self._logs_of(bucket), self._is_pow2)
+            key = (self._classes_of(bucket), *pow2, *map(id, entries))
             points = self._shared.get(key) or self.points_of(bucket, entries)
             for kept in (self._points, self._shared):
                 if len(kept) >= _MOST_KEPT:

@@ -301,6 +301,17 @@ def test_the_choice_does_not_depend_on_what_was_asked_before() -> None:
     }
 
 
+def test_buckets_on_two_edges_with_the_same_neighbours_share_no_points() -> None:
+    points: dict[int, Us] = {size: (2.0 + size % 7, 3.0, 4.0) for size in (260, 300, 400, 450, 512)}
+    table = table_of(*(entry_of(points, N=n) for n in range(4096, 4102)))
+    kept, small, large = estimator_of(table), recorded.problem(128), recorded.problem(1024)
+    assert kept.nearest(small) == kept.nearest(large)
+    for problem in (small, large):
+        found = kept.estimates(problem, DEFAULT, kept.near(problem))
+        assert found.weights == estimates(table, problem).weights
+        assert found.ranked == estimates(table, problem).ranked
+
+
 def test_a_thread_reads_no_half_made_distances_of_another() -> None:
     table = table_of(*(at_n(n, (2.0 + n % 7, 3.0, 4.0), m=64) for n in range(1000, 9000, 700)))
     asked, shared = recorded.problem(60).replaced(N=5000), estimator_of(table)
