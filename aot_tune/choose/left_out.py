@@ -14,7 +14,7 @@ from functools import partial
 from operator import add, mul, sub
 from typing import NamedTuple
 
-from aot_tune.choose.points import COMMON, RULE, Estimator, Exact, Points, Rule, Source
+from aot_tune.choose.points import COMMON, NO_COUNTS, RULE, Counts, Estimator, Exact, Points, Rule, Source
 from aot_tune.declare.declaration import Declaration
 from aot_tune.tables.table import Entry, Slopes, Table
 from aot_tune.values.lazy import lazy
@@ -124,7 +124,7 @@ class LeaveOut:
         self.table = table
         self.estimator = Estimator(table, tunable.tiles, partial(tunable.default_config, table.arch), rule)
         self._outside: dict[tuple[object, ...], Case] = {}
-        self._legal: dict[Problem, tuple[Mapping[int, float], int]] = {}
+        self._legal: dict[Problem, tuple[Mapping[int, float], int, Mapping[int, Counts]]] = {}
 
     def exact(self, case: Case) -> Exact:
         """Return a case's sizes on the Exact axes."""
@@ -172,12 +172,12 @@ class LeaveOut:
     def _case(self, source: Source, nearest: Entry, points: Points) -> Case:
         if source.problem not in self._legal:
             self._legal[source.problem] = self._legal_at(source)
-        slowdowns, default = self._legal[source.problem]
+        slowdowns, default, here = self._legal[source.problem]
         weights, rows = points.weights(source.logs), []
         total = sum(weights)
         for place, slowdown in slowdowns.items():
             known = [
-                (weight, own, other.part, other.counts[place])
+                (weight, own, other.part, other.counts.get(place, NO_COUNTS))
                 for weight, other in zip(weights, points.sources, strict=True)
                 if (own := other.slowdowns[place]) is not None
             ]
@@ -188,7 +188,7 @@ class LeaveOut:
                     heavy = weight * part / held
                     changes = [
                         c + heavy * (own - other)
-                        for c, own, other in zip(changes, source.counts[place], counts, strict=True)
+                        for c, own, other in zip(changes, here[place], counts, strict=True)
                     ]
                 near = sum(weight * own for weight, own, _, _ in known) / held
                 rows.append(Row(place, slowdown, near, 1 - held / total, changes))
@@ -202,12 +202,12 @@ class LeaveOut:
             scale=total / (total + points.far),
         )
 
-    def _legal_at(self, source: Source) -> tuple[Mapping[int, float], int]:
-        """Return the log slowdowns of the configs that may run at a point, and the default's column."""
+    def _legal_at(self, source: Source) -> tuple[Mapping[int, float], int, Mapping[int, Counts]]:
+        """Return the log slowdowns of the configs that may run at a point, the default's column, counts."""
         configs = (*self.table.portfolio, self.estimator.default_at(source.problem))
         pairs = reversed([*zip(configs, source.slowdowns, strict=True)])
         slowdowns = {configs.index(config): own for config, own in pairs if own is not None}
-        return slowdowns, configs.index(configs[-1])
+        return slowdowns, configs.index(configs[-1]), self.estimator.counts_at(source.problem, [*slowdowns])
 
 
 # Slopes -----------------------------------------------------------------------------------------------------

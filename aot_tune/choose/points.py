@@ -39,8 +39,8 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Sequence
-from functools import partial
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from functools import lru_cache, partial
 from itertools import compress
 from operator import add, mul, ne, sub
 from typing import NamedTuple
@@ -66,6 +66,9 @@ DefaultAt = Callable[[Problem], Config]
 
 Exact = tuple[int, ...]
 """Sizes of a problem on the Exact axes."""
+
+Logs = tuple[float, ...]
+"""Base-2 logarithms of sizes."""
 
 PREDICTED_GAIN = 0.10
 """Fraction by which a config of a predicted entry must be expected to be faster than the default. Measured on
@@ -240,7 +243,7 @@ def _overlap(estimates: Estimates, behind: float, fastest: Config) -> str:
 Counts = tuple[float, float]
 """Logarithms of a config's waves and tiles."""
 
-_NONE: Counts = (0.0, 0.0)
+NO_COUNTS: Counts = (0.0, 0.0)
 
 
 def blocks_in_flight(config: Config, sm_count: int) -> int:
@@ -262,7 +265,7 @@ class Source(NamedTuple):
     problem: Problem
     """The point's problem."""
 
-    logs: tuple[float, ...]
+    logs: Logs
     """Base-2 logarithms of its sizes."""
 
     part: float
@@ -274,20 +277,19 @@ class Source(NamedTuple):
     slowdowns: Sequence[float | None]
     """Log slowdown of each column; None without a time."""
 
-    counts: Sequence[Counts]
-    """Counts of each column on the measured GPU."""
+    counts: Mapping[int, Counts]
+    """Counts on the measured GPU of each column with a time; none where they change no part of it."""
 
-    kept: dict[Sequence[float], list[float]]
+    kept: dict[Sequence[float], list[float | None]]
     """Answers of `rests`."""
 
-    def rests(self, slopes: Sequence[float]) -> list[float]:
-        """Return the slowdowns without what counts add by some slopes; 0 without a time."""
+    def rests(self, slopes: Sequence[float]) -> list[float | None]:
+        """Return the slowdowns without what counts add by some slopes; None without a time."""
         if slopes not in self.kept:
-            pairs = zip(self.slowdowns, self.counts, strict=True)
-            self.kept[slopes] = [
-                0.0 if slowdown is None else slowdown - self.part * sum(map(mul, slopes, counts))
-                for slowdown, counts in pairs
-            ]
+            rests, (of_waves, of_tiles), part = [*self.slowdowns], slopes, self.part
+            for place, (waves, tiles) in self.counts.items():
+                rests[place] -= part * (of_waves * waves + of_tiles * tiles)  # type: ignore[operator]
+            self.kept[slopes] = rests
         return self.kept[slopes]
 
 
@@ -304,8 +306,8 @@ class Points:
     def __init__(
         self, sources: Sequence[Source], more: Sequence[float], slopes: Sequence[float], far: float = 0.0
     ) -> None:
-        self.sources, self.slopes, self.far = sources, slopes, far
-        self._at = [(*source.logs, other) for source, other in zip(sources, more, strict=True)]
+        self.sources, self.slopes, self.far, self._more = sources, slopes, far, more
+        self._logs = [source.logs for source in sources]
 
     @property
     def is_inside(self) -> bool:
@@ -318,27 +320,35 @@ class Points:
         return [source.part for source in self.sources]
 
     @lazy
-    def columns(self) -> list[tuple[int, tuple[float, ...], list[float] | None]]:
+    def columns(self) -> list[tuple[int, Sequence[float], list[float] | None]]:
         """Columns with a time: place, slowdowns without what counts add, where it has times unless at all."""
-        columns = []
-        slowdowns = zip(*[source.slowdowns for source in self.sources], strict=True)
+        columns = list[tuple[int, Sequence[float], list[float] | None]]()
         rests = zip(*[source.rests(self.slopes) for source in self.sources], strict=True)
-        for place, (column, rest) in enumerate(zip(slowdowns, rests, strict=True)):
+        for place, column in enumerate(rests):
             missing = column.count(None)
-            if missing < len(column):
-                columns.append((place, rest, [float(one is not None) for one in column] if missing else None))
+            if not missing:
+                columns.append((place, column, None))
+            elif missing < len(column):
+                known = [float(rest is not None) for rest in column]
+                columns.append((place, [rest or 0.0 for rest in column], known))
         return columns
 
     def weights(self, logs: Sequence[float]) -> list[float]:
         """Return the points' weights for a size, given the logarithms of its sizes."""
-        # Written for speed: most kernels have two or three axes.
-        if len(logs) == 3:
-            x, y, z = logs
-            return [(abs(x - a) + abs(y - b) + abs(z - c) + more) ** -2 for a, b, c, more in self._at]
-        if len(logs) == 2:
-            x, y = logs
-            return [(abs(x - a) + abs(y - b) + more) ** -2 for a, b, more in self._at]
-        return [(sum(map(abs, map(sub, logs, other))) + more) ** -2 for *other, more in self._at]
+        distances = map(add, _doublings(logs, self._logs), self._more)
+        return [distance**-2 for distance in distances]
+
+
+def _doublings(logs: Sequence[float], others: Iterable[Sequence[float]]) -> list[float]:
+    """Return the sums of |log2| ratios of a size to others, given the logarithms of all."""
+    # Written for speed: most kernels have two or three axes.
+    if len(logs) == 3:
+        x, y, z = logs
+        return [abs(x - a) + abs(y - b) + abs(z - c) for a, b, c in others]
+    if len(logs) == 2:
+        x, y = logs
+        return [abs(x - a) + abs(y - b) for a, b in others]
+    return [sum(map(abs, map(sub, logs, other))) for other in others]
 
 
 Estimate = tuple[float, int]
@@ -437,8 +447,8 @@ class Estimator:
         self._sources: dict[int, Source] = {}
         self._points: dict[Problem, Points] = {}
         self._shared: dict[tuple[object, ...], Points] = {}
-        self._kept_apart: dict[tuple[object, ...], list[int]] = {}
         self._blocks: dict[int, list[int]] = {}
+        self._from_edges = lru_cache(_MOST_KEPT)(self._distances)  # there are few edges
 
     def estimates(
         self, problem: Problem, default: Config, points: Points, sm_count: int | None = None
@@ -459,23 +469,18 @@ class Estimator:
         if own:
             points, weights = Points(own, [_NEARNESS], NO_SLOPES.inside), [1.0]
         configs = (*self.table.portfolio, default)
-        ranked = self._ranked(configs, problem, points, weights, sm_count) if weights else []
+        ranked = self._ranked(problem, default, points, weights, sm_count) if weights else []
         default_place = self._place_of.get(default, len(configs) - 1)
         if default_place < len(configs) - 1:
             ranked = [row for row in ranked if row[1] < len(configs) - 1]
         return Estimates(configs, ranked, points, weights, default_place, self.rule.unseen)
 
     def _ranked(
-        self,
-        configs: Sequence[Config],
-        problem: Problem,
-        points: Points,
-        weights: Sequence[float],
-        sm_count: int,
+        self, problem: Problem, default: Config, points: Points, weights: Sequence[float], sm_count: int
     ) -> list[Estimate]:
         # Written for speed: an unseen shape waits for it.
-        tiles_of, blocks, log, ranked = self._tiles, self._blocks_of(sm_count), math.log, []
-        total, (of_waves, of_tiles) = sum(weights), points.slopes
+        counts = self._counts(problem, default, [place for place, *_ in points.columns], sm_count)
+        total, (of_waves, of_tiles), ranked = sum(weights), points.slopes, []
         whole, scale = sum(map(mul, weights, points.parts)) / total, total / (total + points.far)
         for place, column, known in points.columns:
             slowdown, part = sum(map(mul, weights, column)) / total, whole
@@ -484,16 +489,30 @@ class Estimator:
                 own = sum(held)
                 slowdown = slowdown * total / own + self.rule.unseen * (1 - own / total)
                 part = sum(map(mul, held, points.parts)) / own
-            tiles = tiles_of(configs[place], problem) if tiles_of is not None else 1
-            if tiles > 1:
-                carried = of_tiles * log(tiles)
-                at_once = blocks[place] if place < len(blocks) else blocks_in_flight(configs[place], sm_count)
-                if tiles > at_once:
-                    carried += of_waves * log(-(-tiles // at_once))
-                slowdown += part * carried
-            ranked.append((slowdown * scale, place))
+            waves, tiles = counts[place]
+            ranked.append(((slowdown + part * (of_waves * waves + of_tiles * tiles)) * scale, place))
         ranked.sort()
         return ranked
+
+    def counts_at(self, problem: Problem, places: Sequence[int]) -> dict[int, Counts]:
+        """Return the counts of some columns at a point, on the measured GPU."""
+        if not places:
+            return {}
+        return self._counts(problem, self.default_at(problem), places, self.table.built_with.sm_count)
+
+    def _counts(
+        self, problem: Problem, default: Config, places: Sequence[int], sm_count: int
+    ) -> dict[int, Counts]:
+        """Return the counts of some columns at a problem, on a GPU of some multiprocessors."""
+        if self._tiles is None:
+            return dict.fromkeys(places, NO_COUNTS)
+        tiles_of, log, counts = self._tiles, math.log, dict[int, Counts]()
+        configs = (*self.table.portfolio, default)
+        blocks = [*self._blocks_of(sm_count), blocks_in_flight(default, sm_count)]
+        for place in places:
+            tiles = max(tiles_of(configs[place], problem), 1)
+            counts[place] = log(-(-tiles // blocks[place])), log(tiles)
+        return counts
 
     def inside(self, entry: Entry) -> Points:
         """Return the points of an entry's bucket; kept."""
@@ -511,8 +530,7 @@ class Estimator:
         points = self._points.get(bucket)
         if points is None:
             entries = self.nearest(bucket)
-            pow2 = compress(self._logs_of(bucket), self._is_pow2)
-            key = (self._classes_of(bucket), *pow2, *map(id, entries))
+            key = (self._classes_of(bucket), self._pow2_of(bucket), *map(id, entries))
             points = self._shared.get(key) or self.points_of(bucket, entries)
             for kept in (self._points, self._shared):
                 if len(kept) >= _MOST_KEPT:
@@ -538,38 +556,26 @@ class Estimator:
             without: Sizes on the Exact axes of buckets that are left out.
         """
         # Written for speed: an unseen shape waits for it. Whole numbers, so that equal distances are equal.
-        logs, most = self._logs_of(bucket), self.rule.most_near
-        exact = [*compress(logs, self._is_exact)]
-        if len(exact) == 2:
-            x, y = exact
-            aparts = [round(_UNIT * (abs(x - a) + abs(y - b))) for a, b in self._shapes.values()]
-        else:
-            aparts = [round(_UNIT * sum(map(abs, map(sub, exact, at)))) for at in self._shapes.values()]
+        shapes, shape_of, *_ = self._places
+        aparts = [round(_UNIT * apart) for apart in _doublings(self._exact_of(bucket), shapes)]
         if without:
-            pairs = zip(self._shapes, aparts, strict=True)
-            aparts = [_HIDDEN if shape in without else apart for shape, apart in pairs]
-        distances = [*map(add, map(aparts.__getitem__, self._shape_of), self._apart_otherwise(bucket, logs))]
-        limit = min([*sorted(distances)[:most][-1:], _HIDDEN - 1])  # no distance where nothing is timed
-        near = [(distance, place) for place, distance in enumerate(distances) if distance <= limit]
-        return [self._timed[place] for _, place in sorted(near)[:most]]
+            hidden = {tuple([math.log2(size or 1) for size in sizes]) for sizes in without}
+            pairs = zip(shapes, aparts, strict=True)
+            aparts = [_HIDDEN if shape in hidden else apart for shape, apart in pairs]
+        at_edges = self._from_edges(self._classes_of(bucket), self._pow2_of(bucket))
+        distances = [*map(add, map(aparts.__getitem__, shape_of), at_edges)]
+        nearest = sorted(range(len(distances)), key=distances.__getitem__)[: self.rule.most_near]
+        return [self._timed[place] for place in nearest if distances[place] < _HIDDEN]
 
-    def _apart_otherwise(self, bucket: Problem, logs: Sequence[float]) -> list[int]:
-        """Return the distance of each timed bucket by classes and Pow2 axes; few such, so it is kept."""
-        classes, pow2 = self._classes_of(bucket), [*compress(logs, self._is_pow2)]
-        key = (classes, *pow2)
-        apart = self._kept_apart.get(key)
-        if apart is None:
-            apart = [
-                round(
-                    _UNIT
-                    * (sum(map(abs, map(sub, pow2, at))) + self.rule.other_class * sum(map(ne, classes, of)))
-                )
-                for at, of in self._timed_at
-            ]
-            if len(self._kept_apart) >= _MOST_KEPT:
-                self._kept_apart.clear()
-            self._kept_apart[key] = apart  # whole, since other threads read it
-        return apart
+    def _distances(self, classes: tuple[Value, ...], pow2: Logs) -> list[int]:
+        """Return the distance of each timed bucket by classes and Pow2 axes."""
+        *_, edges, edge_of = self._places
+        pairs = zip(_doublings(pow2, [logs for _, logs in edges]), edges, strict=True)
+        aparts = [
+            round(_UNIT * (apart + self.rule.other_class * sum(map(ne, classes, of))))
+            for apart, (of, _) in pairs
+        ]
+        return [*map(aparts.__getitem__, edge_of)]
 
     def left_out(self, entry: Entry) -> dict[Problem, float]:
         """Return the rule's regret at each point of an entry, t / t_best - 1, estimated from its others.
@@ -606,27 +612,20 @@ class Estimator:
 
     def _source(self, entry: Entry, point: Point) -> Source:
         problem, us = entry.bucket.replaced(**point.size), in_worst_state(point).us
-        least = min(time for time in us if time is not None)
+        least = min([time for time in us if time is not None])
         slowdowns = [None if time is None else math.log(time / least) for time in us]
-        worst = max(slowdown for slowdown in slowdowns if slowdown is not None)
+        worst = max([slowdown for slowdown in slowdowns if slowdown is not None])
         share = min(max(worst / _EQUAL - 1, 0.0), 1.0)
-        logs = self._logs_of(problem)
-        size = sum(compress(logs, self._is_pow2)) / self._largest if self._largest else 1.0
-        tiles_of, sm_count = self._tiles, self.table.built_with.sm_count
-        configs = (*self.table.portfolio, self.default_at(problem))
+        part = share * (sum(self._pow2_of(problem)) / self._largest if self._largest else 1.0)
+        timed = [place for place, time in enumerate(us) if time is not None and part]
         return Source(
             entry=entry,
             problem=problem,
-            logs=logs,
-            part=share * size,
+            logs=self._logs_of(problem),
+            part=part,
             us=math.log(least),
             slowdowns=slowdowns,
-            counts=[
-                _NONE
-                if slowdown is None or tiles_of is None or (tiles := tiles_of(config, problem)) <= 1
-                else (math.log(waves(tiles, config, sm_count)), math.log(tiles))
-                for config, slowdown in zip(configs, slowdowns, strict=True)
-            ],
+            counts=self.counts_at(problem, timed),
             kept={},
         )
 
@@ -640,10 +639,15 @@ class Estimator:
 
     def exact(self, problem: Problem) -> Exact:
         """Return a problem's sizes on the Exact axes."""
-        pairs = zip(self.table.axes, self._is_pow2, strict=True)
-        return tuple([problem.size(name) for name, is_pow2 in pairs if not is_pow2])
+        return tuple([problem.size(name) for name in compress(self.table.axes, self._is_exact)])
 
-    def _logs_of(self, problem: Problem) -> tuple[float, ...]:
+    def _exact_of(self, problem: Problem) -> Logs:
+        return tuple(compress(self._logs_of(problem), self._is_exact))
+
+    def _pow2_of(self, problem: Problem) -> Logs:
+        return tuple(compress(self._logs_of(problem), self._is_pow2))
+
+    def _logs_of(self, problem: Problem) -> Logs:
         return tuple([math.log2(problem.size(name) or 1) for name in self.table.axes])
 
     def _classes_of(self, problem: Problem) -> tuple[Value, ...]:
@@ -661,27 +665,20 @@ class Estimator:
         return [entry for entry in self.table.entries if entry.is_timed()]
 
     @lazy
-    def _timed_at(self) -> list[tuple[list[float], tuple[Value, ...]]]:
-        """Logarithms of these entries' sizes on the Pow2 axes, and their classes."""
-        buckets = (entry.bucket for entry in self._timed)
-        return [([*compress(self._logs_of(of), self._is_pow2)], self._classes_of(of)) for of in buckets]
-
-    @lazy
-    def _shapes(self) -> dict[Exact, list[float]]:
-        """Sizes of these entries' buckets on the Exact axes, each once, with their logarithms."""
-        buckets = (entry.bucket for entry in self._timed)
-        return {self.exact(of): [*compress(self._logs_of(of), self._is_exact)] for of in buckets}
-
-    @lazy
-    def _shape_of(self) -> list[int]:
-        """Position among `_shapes` of each of these entries."""
-        places = {shape: place for place, shape in enumerate(self._shapes)}
-        return [places[self.exact(entry.bucket)] for entry in self._timed]
+    def _places(self) -> tuple[list[Logs], list[int], list[tuple[tuple[Value, ...], Logs]], list[int]]:
+        """Distinct sizes of these entries on the Exact axes, each entry's; likewise classes and Pow2 axes."""
+        shapes, edges = dict[Logs, int](), dict[tuple[tuple[Value, ...], Logs], int]()
+        shape_of, edge_of = list[int](), list[int]()
+        for entry in self._timed:
+            logs, classes = self._logs_of(entry.bucket), self._classes_of(entry.bucket)
+            shape_of.append(shapes.setdefault(tuple(compress(logs, self._is_exact)), len(shapes)))
+            edge_of.append(edges.setdefault((classes, tuple(compress(logs, self._is_pow2))), len(edges)))
+        return [*shapes], shape_of, [*edges], edge_of
 
     @lazy
     def _largest(self) -> float:
         """Largest sum of logarithms on the Pow2 axes of a bucket."""
-        return max(sum(compress(self._logs_of(entry.bucket), self._is_pow2)) for entry in self.table.entries)
+        return max(sum(self._pow2_of(entry.bucket)) for entry in self.table.entries)
 
     @lazy
     def _place_of(self) -> dict[Config, int]:
@@ -702,4 +699,4 @@ _HIDDEN = 1 << 29
 """Distance of a bucket that is left out."""
 
 _MOST_KEPT = 1024
-"""Most sets of points that are kept, and of lists of distances; beyond it all are dropped."""
+"""Most sets of points that are kept; beyond it all are dropped."""

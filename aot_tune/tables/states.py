@@ -72,14 +72,14 @@ def judged(rows: Sequence[Sequence[float | None]]) -> list[tuple[float, int] | N
     """
     left = [place for place, time in enumerate(rows[0]) if time is not None]
     while left:
-        best = [min((row[i] or math.inf for i in left), default=math.inf) for row in rows]
+        best = [min([row[i] or math.inf for i in left]) for row in rows]
         ratios = [
             [0.0 if time is None else time / fastest for time in row]
             for row, fastest in zip(rows, best, strict=True)
         ]
         worst = [*map(max, zip(*ratios, strict=True))]
-        least = min(map(worst.__getitem__, left))
-        robust = [i for i in left if worst[i] <= least * FRAGILE]
+        limit = min([worst[i] for i in left]) * FRAGILE
+        robust = [i for i in left if worst[i] <= limit]
         if len(robust) == len(left):
             columns = zip(worst, zip(*ratios, strict=True), rows[0], strict=True)
             return [
