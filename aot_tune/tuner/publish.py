@@ -22,7 +22,7 @@ from aot_tune.tables.table import Entry, Table, geometric_mean
 from aot_tune.tuner.choose.gpu_models import CLOCKS
 from aot_tune.tuner.choose.incumbent import had_another_default
 from aot_tune.tuner.choose.times import TIE
-from aot_tune.values.bucket import Axes
+from aot_tune.values.bucket import axes_in_words
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 
@@ -67,7 +67,7 @@ def refusals(
     if new.kernel != tunable.name:
         return [f"it is the table of {new.kernel}, not of {tunable.name}"]
     if dict(new.axes) != dict(tunable.axes):
-        return [f"its axes are {_axes(new.axes)}, the declaration has {_axes(tunable.axes)}"]
+        return [f"its axes are {axes_in_words(new.axes)}, the declaration has {axes_in_words(tunable.axes)}"]
     return [
         *_against_code(new, tunable),
         *_against_old(new, old, tunable, unreached),
@@ -214,10 +214,6 @@ def _against_declaration(new: Table, tunable: Declaration) -> Iterator[str]:
             yield f"{entry.bucket}: {complaint}"
     for complaint, _ in portfolio_complaints(new, tunable):
         yield f"portfolio: {complaint}"
-
-
-def _axes(axes: Axes) -> str:
-    return " ".join(f"{name}:{axis.kind}" for name, axis in axes.items())
 
 
 def changed_entries(old: Table | None, new: Table) -> int:

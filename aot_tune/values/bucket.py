@@ -36,6 +36,11 @@ Axes = Mapping[str, Axis]
 AXIS_KINDS: Mapping[str, type[Pow2] | type[Exact]] = {"pow2": Pow2, "exact": Exact}
 
 
+def axes_in_words(axes: Axes) -> str:
+    """Return axes with their kinds: ``M:pow2 N:exact``."""
+    return " ".join(f"{name}:{axis.kind}" for name, axis in axes.items())
+
+
 def edge(size: int) -> int:
     """Return the smallest power of two not below `size` (1 for a size of 0 or 1)."""
     return 1 << max(size - 1, 0).bit_length()

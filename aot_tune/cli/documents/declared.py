@@ -26,6 +26,7 @@ from aot_tune.tables.gpu_models import measured_on, other_gpu_model
 from aot_tune.tables.states import first_state
 from aot_tune.tables.table import Entry, Slopes, Table, entry_order, geometric_mean
 from aot_tune.values.arch import Arch
+from aot_tune.values.bucket import axes_in_words
 from aot_tune.values.config import Config
 from aot_tune.values.text import aligned, counted
 
@@ -138,7 +139,7 @@ class DeclaredDocument(Document):
         yield from self.built_with_remarks(old)
         before, after = old.table, self.table
         if dict(before.axes) != dict(after.axes):
-            yield f"axes {_axes(before)} -> {_axes(after)}"
+            yield f"axes {axes_in_words(before.axes)} -> {axes_in_words(after.axes)}"
         if before.portfolio != after.portfolio:
             kept = len({*before.portfolio} & {*after.portfolio})
             added, removed = len(after.portfolio) - kept, len(before.portfolio) - kept
@@ -173,8 +174,7 @@ class DeclaredDocument(Document):
                 yield "", f"{tunable.name}: {mistake.text}", "correct the declaration"
             return
         if list(table.axes.items()) != list(tunable.axes.items()):
-            declared = " ".join(f"{name}:{axis.kind}" for name, axis in tunable.axes.items())
-            yield "axes", f"the declaration has {declared}", again
+            yield "axes", f"the declaration has {axes_in_words(tunable.axes)}", again
             return
         if table.source_hash != (fresh := hashing.source_hash(tunable)):
             yield (
@@ -256,10 +256,6 @@ def _winner(entry: Entry) -> Winner:
 
 def _slopes(slopes: Slopes) -> str:
     return ", ".join(f"{name} {' '.join(map(str, own))}" for name, own in slopes._asdict().items())
-
-
-def _axes(table: Table) -> str:
-    return " ".join(f"{name}:{axis.kind}" for name, axis in table.axes.items())
 
 
 def _renames(old: Table, new: Table) -> dict[str, str]:

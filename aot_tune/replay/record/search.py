@@ -140,7 +140,6 @@ class LibrarySearch:
         ahead: Callable[[Sequence[int]], Mapping[int, Tried]] = lambda places: {},
     ) -> None:
         self._call = call
-        self._known = known
         self._journal = journal
         self._device_index = device_index
         self._ahead = ahead

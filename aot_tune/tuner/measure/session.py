@@ -80,7 +80,6 @@ class MeasureSession:
         fault_counts: FaultCounts | None = None,
     ) -> None:
         self._limits = limits or Limits()
-        self._on_event = on_event
         self._gpu = gpu_state.identity(gpu_index)
         self._lock = GpuLock(self._gpu["uuid"] or f"cuda-{gpu_index}", f"tuning {kernel.tunable.name}")
         # The worker sees its own GPU alone, so that no function of the declaration can use another one.

@@ -90,7 +90,7 @@ class _Sessions:
     """
 
     def __init__(self, start: Start, kernel: FoundKernel, early: Sequence[int], progress: Progress) -> None:
-        self._start, self._progress = start, progress
+        self._start = start
         self._opened: dict[int, Session] = {}
         for index in early:
             with suppress(AotTuneError):
