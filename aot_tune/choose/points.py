@@ -45,7 +45,7 @@ from itertools import compress
 from operator import add, mul, ne, sub
 from typing import NamedTuple
 
-from aot_tune.tables.states import in_worst_state
+from aot_tune.tables.states import worst_times
 from aot_tune.tables.table import Entry, Point, Slopes, Table
 from aot_tune.values.bucket import Pow2
 from aot_tune.values.config import Config
@@ -69,6 +69,9 @@ Exact = tuple[int, ...]
 
 Logs = tuple[float, ...]
 """Base-2 logarithms of sizes."""
+
+Classes = tuple[Value, ...]
+"""Classes of a problem in the order of the table's buckets."""
 
 PREDICTED_GAIN = 0.10
 """Fraction by which a config of a predicted entry must be expected to be faster than the default. Measured on
@@ -293,6 +296,22 @@ class Source(NamedTuple):
         return self.kept[slopes]
 
 
+class Column(NamedTuple):
+    """Column of some points, at one of which at least it has a time."""
+
+    place: int
+    """Its place: of a config of the portfolio, then of the default."""
+
+    rests: Sequence[float]
+    """As of `Source.rests` of each point; 0 where it has no time."""
+
+    known: Sequence[float] | None
+    """Whether it has a time, as 1 or 0, at each point; None where it has at all."""
+
+    parts: Sequence[float]
+    """Parts of the points; 0 where it has no time."""
+
+
 class Points:
     """Points that estimate sizes of one bucket.
 
@@ -320,17 +339,17 @@ class Points:
         return [source.part for source in self.sources]
 
     @lazy
-    def columns(self) -> list[tuple[int, Sequence[float], list[float] | None]]:
-        """Columns with a time: place, slowdowns without what counts add, where it has times unless at all."""
-        columns = list[tuple[int, Sequence[float], list[float] | None]]()
+    def columns(self) -> list[Column]:
+        """Columns with a time."""
+        columns = []
         rests = zip(*[source.rests(self.slopes) for source in self.sources], strict=True)
-        for place, column in enumerate(rests):
-            missing = column.count(None)
-            if not missing:
-                columns.append((place, column, None))
-            elif missing < len(column):
-                known = [float(rest is not None) for rest in column]
-                columns.append((place, [rest or 0.0 for rest in column], known))
+        for place, rest in enumerate(rests):
+            known = [float(one is not None) for one in rest] if None in rest else None
+            if known is None:
+                columns.append(Column(place, rest, None, self.parts))
+            elif any(known):
+                filled = [one or 0.0 for one in rest]
+                columns.append(Column(place, filled, known, [*map(mul, known, self.parts)]))
         return columns
 
     def weights(self, logs: Sequence[float]) -> list[float]:
@@ -448,7 +467,7 @@ class Estimator:
         self._points: dict[Problem, Points] = {}
         self._shared: dict[tuple[object, ...], Points] = {}
         self._blocks: dict[int, list[int]] = {}
-        self._from_edges = lru_cache(_MOST_KEPT)(self._distances)  # there are few edges
+        self._from_edge = lru_cache(_MOST_KEPT)(self._distances)  # there are few edges
 
     def estimates(
         self, problem: Problem, default: Config, points: Points, sm_count: int | None = None
@@ -479,17 +498,15 @@ class Estimator:
         self, problem: Problem, default: Config, points: Points, weights: Sequence[float], sm_count: int
     ) -> list[Estimate]:
         # Written for speed: an unseen shape waits for it.
-        counts = self._counts(problem, default, [place for place, *_ in points.columns], sm_count)
+        counts = self._counts(problem, default, [column.place for column in points.columns], sm_count)
         total, (of_waves, of_tiles), ranked = sum(weights), points.slopes, []
         whole, scale = sum(map(mul, weights, points.parts)) / total, total / (total + points.far)
-        for place, column, known in points.columns:
-            slowdown, part = sum(map(mul, weights, column)) / total, whole
+        for (place, rests, known, parts), (waves, tiles) in zip(points.columns, counts, strict=True):
+            slowdown, part = sum(map(mul, weights, rests)) / total, whole
             if known is not None:
-                held = [*map(mul, weights, known)]
-                own = sum(held)
+                own = sum(map(mul, weights, known))
                 slowdown = slowdown * total / own + self.rule.unseen * (1 - own / total)
-                part = sum(map(mul, held, points.parts)) / own
-            waves, tiles = counts[place]
+                part = sum(map(mul, weights, parts)) / own
             ranked.append(((slowdown + part * (of_waves * waves + of_tiles * tiles)) * scale, place))
         ranked.sort()
         return ranked
@@ -498,21 +515,26 @@ class Estimator:
         """Return the counts of some columns at a point, on the measured GPU."""
         if not places:
             return {}
-        return self._counts(problem, self.default_at(problem), places, self.table.built_with.sm_count)
+        sm_count = self.table.built_with.sm_count
+        return dict(
+            zip(places, self._counts(problem, self.default_at(problem), places, sm_count), strict=True)
+        )
 
     def _counts(
         self, problem: Problem, default: Config, places: Sequence[int], sm_count: int
-    ) -> dict[int, Counts]:
+    ) -> list[Counts]:
         """Return the counts of some columns at a problem, on a GPU of some multiprocessors."""
-        if self._tiles is None:
-            return dict.fromkeys(places, NO_COUNTS)
-        tiles_of, log, counts = self._tiles, math.log, dict[int, Counts]()
+        tiles_of, log = self._tiles, math.log
+        if tiles_of is None:
+            return [NO_COUNTS] * len(places)
         configs = (*self.table.portfolio, default)
         blocks = [*self._blocks_of(sm_count), blocks_in_flight(default, sm_count)]
-        for place in places:
-            tiles = max(tiles_of(configs[place], problem), 1)
-            counts[place] = log(-(-tiles // blocks[place])), log(tiles)
-        return counts
+        return [
+            (log(-(-tiles // blocks[place])), log(tiles))
+            if (tiles := tiles_of(configs[place], problem)) > 1
+            else NO_COUNTS
+            for place in places
+        ]
 
     def inside(self, entry: Entry) -> Points:
         """Return the points of an entry's bucket; kept."""
@@ -530,7 +552,7 @@ class Estimator:
         points = self._points.get(bucket)
         if points is None:
             entries = self.nearest(bucket)
-            key = (self._classes_of(bucket), self._pow2_of(bucket), *map(id, entries))
+            key = (*self._split(bucket)[1:], *map(id, entries))
             points = self._shared.get(key) or self.points_of(bucket, entries)
             for kept in (self._points, self._shared):
                 if len(kept) >= _MOST_KEPT:
@@ -557,17 +579,17 @@ class Estimator:
         """
         # Written for speed: an unseen shape waits for it. Whole numbers, so that equal distances are equal.
         shapes, shape_of, *_ = self._places
-        aparts = [round(_UNIT * apart) for apart in _doublings(self._exact_of(bucket), shapes)]
+        shape, *at_edge = self._split(bucket)
+        aparts = [round(_UNIT * apart) for apart in _doublings(shape, shapes)]
         if without:
             hidden = {tuple([math.log2(size or 1) for size in sizes]) for sizes in without}
             pairs = zip(shapes, aparts, strict=True)
             aparts = [_HIDDEN if shape in hidden else apart for shape, apart in pairs]
-        at_edges = self._from_edges(self._classes_of(bucket), self._pow2_of(bucket))
-        distances = [*map(add, map(aparts.__getitem__, shape_of), at_edges)]
+        distances = [*map(add, map(aparts.__getitem__, shape_of), self._from_edge(*at_edge))]
         nearest = sorted(range(len(distances)), key=distances.__getitem__)[: self.rule.most_near]
         return [self._timed[place] for place in nearest if distances[place] < _HIDDEN]
 
-    def _distances(self, classes: tuple[Value, ...], pow2: Logs) -> list[int]:
+    def _distances(self, classes: Classes, pow2: Logs) -> list[int]:
         """Return the distance of each timed bucket by classes and Pow2 axes."""
         *_, edges, edge_of = self._places
         pairs = zip(_doublings(pow2, [logs for _, logs in edges]), edges, strict=True)
@@ -611,12 +633,12 @@ class Estimator:
         return source
 
     def _source(self, entry: Entry, point: Point) -> Source:
-        problem, us = entry.bucket.replaced(**point.size), in_worst_state(point).us
+        problem, us = entry.bucket.replaced(**point.size), worst_times(point.us, point.states)
         least = min([time for time in us if time is not None])
         slowdowns = [None if time is None else math.log(time / least) for time in us]
         worst = max([slowdown for slowdown in slowdowns if slowdown is not None])
         share = min(max(worst / _EQUAL - 1, 0.0), 1.0)
-        part = share * (sum(self._pow2_of(problem)) / self._largest if self._largest else 1.0)
+        part = share * (self._batch_of(problem) / self._largest if self._largest else 1.0)
         timed = [place for place, time in enumerate(us) if time is not None and part]
         return Source(
             entry=entry,
@@ -641,16 +663,16 @@ class Estimator:
         """Return a problem's sizes on the Exact axes."""
         return tuple([problem.size(name) for name in compress(self.table.axes, self._is_exact)])
 
-    def _exact_of(self, problem: Problem) -> Logs:
-        return tuple(compress(self._logs_of(problem), self._is_exact))
-
-    def _pow2_of(self, problem: Problem) -> Logs:
-        return tuple(compress(self._logs_of(problem), self._is_pow2))
+    def _split(self, problem: Problem) -> tuple[Logs, Classes, Logs]:
+        """Return a problem's logarithms on the Exact axes, its classes, and its logarithms on the others."""
+        logs = self._logs_of(problem)
+        exact, pow2 = tuple(compress(logs, self._is_exact)), tuple(compress(logs, self._is_pow2))
+        return exact, self._classes_of(problem), pow2
 
     def _logs_of(self, problem: Problem) -> Logs:
         return tuple([math.log2(problem.size(name) or 1) for name in self.table.axes])
 
-    def _classes_of(self, problem: Problem) -> tuple[Value, ...]:
+    def _classes_of(self, problem: Problem) -> Classes:
         """Return a problem's classes in the order of the table's buckets."""
         return tuple([problem[name] for name in self._class_names])
 
@@ -665,20 +687,24 @@ class Estimator:
         return [entry for entry in self.table.entries if entry.is_timed()]
 
     @lazy
-    def _places(self) -> tuple[list[Logs], list[int], list[tuple[tuple[Value, ...], Logs]], list[int]]:
+    def _places(self) -> tuple[list[Logs], list[int], list[tuple[Classes, Logs]], list[int]]:
         """Distinct sizes of these entries on the Exact axes, each entry's; likewise classes and Pow2 axes."""
-        shapes, edges = dict[Logs, int](), dict[tuple[tuple[Value, ...], Logs], int]()
+        shapes, edges = dict[Logs, int](), dict[tuple[Classes, Logs], int]()
         shape_of, edge_of = list[int](), list[int]()
         for entry in self._timed:
-            logs, classes = self._logs_of(entry.bucket), self._classes_of(entry.bucket)
-            shape_of.append(shapes.setdefault(tuple(compress(logs, self._is_exact)), len(shapes)))
-            edge_of.append(edges.setdefault((classes, tuple(compress(logs, self._is_pow2))), len(edges)))
+            shape, classes, pow2 = self._split(entry.bucket)
+            shape_of.append(shapes.setdefault(shape, len(shapes)))
+            edge_of.append(edges.setdefault((classes, pow2), len(edges)))
         return [*shapes], shape_of, [*edges], edge_of
 
     @lazy
     def _largest(self) -> float:
         """Largest sum of logarithms on the Pow2 axes of a bucket."""
-        return max(sum(self._pow2_of(entry.bucket)) for entry in self.table.entries)
+        return max(self._batch_of(entry.bucket) for entry in self.table.entries)
+
+    def _batch_of(self, problem: Problem) -> float:
+        """Return the sum of a problem's logarithms on the Pow2 axes."""
+        return sum(compress(self._logs_of(problem), self._is_pow2))
 
     @lazy
     def _place_of(self) -> dict[Config, int]:

@@ -71,22 +71,23 @@ def judged(rows: Sequence[Sequence[float | None]]) -> list[tuple[float, int] | N
         rows: The times in each state, one for each config; the first row has those without a state.
     """
     left = [place for place, time in enumerate(rows[0]) if time is not None]
+    best, ratios, worst = list[float](), list[list[float]](), list[float]()
     while left:
-        best = [min([row[i] or math.inf for i in left]) for row in rows]
-        ratios = [
-            [0.0 if time is None else time / fastest for time in row]
-            for row, fastest in zip(rows, best, strict=True)
-        ]
-        worst = [*map(max, zip(*ratios, strict=True))]
-        limit = min([worst[i] for i in left]) * FRAGILE
-        robust = [i for i in left if worst[i] <= limit]
-        if len(robust) == len(left):
+        fastest = [min([row[i] or math.inf for i in left]) for row in rows]
+        if fastest == best:
             columns = zip(worst, zip(*ratios, strict=True), rows[0], strict=True)
             return [
                 None if time is None else (ratio * best[0], column.index(ratio))
                 for ratio, column, time in columns
             ]
-        left = robust
+        best = fastest
+        ratios = [
+            [0.0 if time is None else time / least for time in row]
+            for row, least in zip(rows, best, strict=True)
+        ]
+        worst = [*map(max, zip(*ratios, strict=True))]
+        limit = min([worst[i] for i in left]) * FRAGILE
+        left = [i for i in left if worst[i] <= limit]
     return [None for _ in rows[0]]
 
 
