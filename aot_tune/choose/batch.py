@@ -16,15 +16,16 @@ from aot_tune import environment
 from aot_tune.choose.choice import Choice, Options, Source, miss_error, named
 from aot_tune.choose.index import Index, Match
 from aot_tune.choose.legality import Legality, Unfit
-from aot_tune.choose.nearest import NEAR_DOUBLINGS, Places, nearest
+from aot_tune.choose.nearest import NEAR_DOUBLINGS, Buckets
 from aot_tune.declare.declaration import Declaration
 from aot_tune.environment import OnMiss
 from aot_tune.errors import LaunchError
 from aot_tune.tables.states import in_worst_state
 from aot_tune.tables.table import Entry, Table
 from aot_tune.values.arch import Arch
-from aot_tune.values.bucket import bucket_of, classes_of, edge
+from aot_tune.values.bucket import bucket_of, edge
 from aot_tune.values.config import Config
+from aot_tune.values.lazy import lazy
 from aot_tune.values.problem import Problem
 
 Refusal = Callable[[Config, Problem], "str | None"]
@@ -274,15 +275,15 @@ class BatchInvariant:
         groups = self._by_group()
         if wanted in groups:
             return wanted
+        near = self._buckets.nearest(wanted, within)
+        return None if near is None else [*groups][near[-1]]
+
+    @lazy
+    def _buckets(self) -> Buckets:
+        """Buckets of the groups."""
         tunable = self._tunable
         axes = {name: axis for name, axis in tunable.axes.items() if name not in tunable.batch_axes}
-        classes = classes_of(axes, wanted)
-        places = Places(
-            (tuple(group.size(name) for name in axes), group)
-            for group in groups
-            if classes_of(axes, group) == classes
-        )
-        return nearest([wanted.size(name) for name in axes], places, within)
+        return Buckets(axes, [*self._by_group()])
 
     def _by_group(self) -> dict[Problem, tuple[Match, ...]]:
         """Group the entries of all tables by their buckets without the batch."""

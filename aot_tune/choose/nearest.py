@@ -1,8 +1,10 @@
-"""Find the nearest bucket, by the rule of tables and batches. Pure: takes only sizes.
+"""Find the nearest buckets, by the rule of tables and batches. Pure: takes only sizes and classes.
 
-Two sizes are |log2(size / other)| doublings apart. Of the places at most `within` doublings away on each
-axis, the nearest has the least sum of doublings over all axes. Of equally near places the larger is taken, by
-the sizes in the order of the axes, then the earlier.
+Two sizes are |log2(size / other)| doublings apart. The distance of two buckets is the sum of doublings over
+all axes, and some more for each class value that differs. `Buckets.order` gives all buckets by their
+distance. `Buckets.nearest` gives one of equal classes, at most `within` doublings away on each axis: the one
+with the least distance; of equally near ones the larger, by the sizes in the order of the axes, then the
+earlier.
 
 Replays share the distance and the reach (`distance`, `NEAR_DOUBLINGS`) and break ties by a rule of their own:
 `_rank` in `aot_tune.replay.answer.records`.
@@ -11,9 +13,16 @@ Replays share the distance and the reach (`distance`, `NEAR_DOUBLINGS`) and brea
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
+from itertools import compress
 from math import inf
 from math import log2 as _log2
-from typing import Generic, TypeVar
+from operator import add, sub
+from typing import NamedTuple
+
+from aot_tune.values.bucket import Axes, Pow2
+from aot_tune.values.lazy import lazy
+from aot_tune.values.problem import Problem, Value
 
 NEAR_DOUBLINGS = 1.0
 """Most doublings on each axis within which a bucket is near; a farther bucket serves only a miss."""
@@ -21,56 +30,11 @@ NEAR_DOUBLINGS = 1.0
 Sizes = tuple[int, ...]
 """Sizes of a bucket on each axis, in the declaration's order. A size of 0 counts as 1."""
 
-Item = TypeVar("Item")
+Logs = tuple[float, ...]
+"""Base-2 logarithms of sizes."""
 
-
-class Places(Generic[Item]):
-    """Items by their sizes, prepared for `nearest`: the logarithms are computed once.
-
-    Args:
-        places: The sizes of each item, on equal axes, and the item, in the file's order.
-    """
-
-    def __init__(self, places: Iterable[tuple[Sizes, Item]]) -> None:
-        pairs = tuple(places)
-        self.sizes = [sizes for sizes, _ in pairs]
-        self.items = [item for _, item in pairs]
-        self.columns = [[_log2(size or 1) for size in column] for column in zip(*self.sizes, strict=True)]
-        """Base-2 logarithms of the sizes, for each axis."""
-
-    def reach(self, place: int, logs: Sequence[float], within: float) -> bool:
-        """Whether a place is at most `within` doublings away on each axis."""
-        for log, column in zip(logs, self.columns):  # noqa: B905, SIM110 - for speed
-            if not -within <= log - column[place] <= within:
-                return False
-        return True
-
-
-def nearest(sizes: Sequence[int], places: Places[Item], within: float = NEAR_DOUBLINGS) -> Item | None:
-    """Return the nearest of some places; None where none is in reach.
-
-    Args:
-        sizes: The size of a bucket's edge on each axis.
-        places: The places to search.
-        within: The most doublings on any axis; ``math.inf`` for any distance.
-    """
-    # Written for speed, since an unseen shape waits for it: for most places the sums decide.
-    logs = [_log2(size or 1) for size in sizes]
-    sums = [0.0] * len(places.items)
-    for log, column in zip(logs, places.columns):  # noqa: B905 - without a place there is no column
-        sums = [total + abs(log - other) for total, other in zip(sums, column)]  # noqa: B905 - for speed
-    within += _ROUNDED
-    limit, chosen = within * len(logs), None
-    for place in sorted(range(len(sums)), key=sums.__getitem__):
-        if sums[place] > limit:
-            break
-        if sums[place] > within and not places.reach(place, logs, within):
-            continue
-        if chosen is None:
-            chosen, limit = place, sums[place] + _ROUNDED
-        elif places.sizes[place] > places.sizes[chosen]:
-            chosen = place
-    return None if chosen is None else places.items[chosen]
+Classes = tuple[Value | None, ...]
+"""Classes of a problem in the order of a table's buckets."""
 
 
 def distance(one: Sequence[int], other: Sequence[int], within: float = inf) -> float | None:
@@ -79,5 +43,126 @@ def distance(one: Sequence[int], other: Sequence[int], within: float = inf) -> f
     return sum(doublings) if max(doublings, default=0.0) <= within + _ROUNDED else None
 
 
+def distances(logs: Sequence[float], others: Iterable[Sequence[float]]) -> list[float]:
+    """Return the sums of doublings between a size and others, given the logarithms of all."""
+    # Written for speed: most kernels have two or three axes.
+    if len(logs) == 3:
+        x, y, z = logs
+        return [abs(x - a) + abs(y - b) + abs(z - c) for a, b, c in others]
+    if len(logs) == 2:
+        x, y = logs
+        return [abs(x - a) + abs(y - b) for a, b in others]
+    return [sum(map(abs, map(sub, logs, other))) for other in others]
+
+
+class Order(NamedTuple):
+    """Buckets by their distance from one."""
+
+    bucket: Problem
+    """Bucket from which they are ordered."""
+
+    split: tuple[Logs, Classes, Logs]
+    """Its `Buckets.split`."""
+
+    places: Sequence[int]
+    """Places of the others, nearest first; of equally near ones the earlier is first."""
+
+    distances: Sequence[int]
+    """Distance of each place, in units of `_UNIT`."""
+
+
+class Buckets:
+    """Buckets of a table, prepared to be ordered by their distance from another.
+
+    Args:
+        axes: The axes.
+        buckets: The buckets; all have the same names.
+        other_class: Doublings that a class value adds to the distance where it differs.
+    """
+
+    def __init__(self, axes: Axes, buckets: Sequence[Problem], other_class: float = 0.0) -> None:
+        self._axes, self._buckets, self._other_class = axes, buckets, other_class
+        self._is_pow2 = [isinstance(axis, Pow2) for axis in axes.values()]
+        self._is_exact = [not is_pow2 for is_pow2 in self._is_pow2]
+        self._from_edge = lru_cache(_MOST_KEPT)(self._apart_at_edges)  # there are few edges
+        self.nearest = lru_cache(_MOST_KEPT)(self._nearest)
+        self._last: Order | None = None
+
+    def order(self, bucket: Problem) -> Order:
+        """Order the buckets by their distance from another; the last answer is kept, for `nearest`."""
+        # Written for speed, since an unseen shape waits for it.
+        order = self._last
+        if order is None or order.bucket is not bucket:
+            shapes, shape_of, *_ = self._parts
+            split = shape, *edge = self.split(bucket)
+            aparts = [round(_UNIT * apart) for apart in distances(shape, shapes)]
+            whole = [*map(add, map(aparts.__getitem__, shape_of), self._from_edge(*edge))]
+            order = Order(bucket, split, sorted(range(len(whole)), key=whole.__getitem__), whole)
+            self._last = order  # whole, since other threads read it
+        return order
+
+    def _nearest(self, bucket: Problem, within: float) -> tuple[int, Sizes, int] | None:
+        """Return the nearest of equal classes: the distance as a negative number, the sizes, the place."""
+        _, (shape, classes, pow2), places, aparts = self.order(bucket)
+        shapes, shape_of, edges, edge_of = self._parts
+        own, within = (*shape, *pow2), within + _ROUNDED
+        limit, nearest = within * len(own) * _UNIT if own else 0.0, None
+        for place in places:
+            if aparts[place] > limit:
+                break
+            (of, logs), other = edges[edge_of[place]], self._buckets[place]
+            apart = map(abs, map(sub, own, shapes[shape_of[place]] + logs))
+            if of == classes and len(other) == len(bucket) and max(apart, default=0.0) <= within:
+                limit = aparts[place]
+                sizes = tuple([other.size(name) for name in self._axes])
+                if nearest is None or sizes > nearest[1]:
+                    nearest = (-aparts[place], sizes, place)
+        return nearest
+
+    def split(self, bucket: Problem) -> tuple[Logs, Classes, Logs]:
+        """Return a bucket's logarithms on the Exact axes, its classes, its logarithms on the others."""
+        logs = [_log2(bucket.size(name) or 1) for name in self._axes]
+        exact, pow2 = tuple(compress(logs, self._is_exact)), tuple(compress(logs, self._is_pow2))
+        return exact, self._classes_of(bucket), pow2
+
+    def of_classes(self, bucket: Problem, other: Problem) -> float:
+        """Return the part of a distance that classes add."""
+        return self._apart(self._classes_of(bucket), self._classes_of(other))
+
+    def _apart(self, classes: Classes, others: Classes) -> float:
+        return self._other_class * sum(own != other for own, other in zip(classes, others, strict=True))
+
+    def _classes_of(self, bucket: Problem) -> Classes:
+        return tuple([bucket.get(name) for name in self._class_names])
+
+    @lazy
+    def _class_names(self) -> list[str]:
+        return [name for name in (self._buckets[0] if self._buckets else ()) if name not in self._axes]
+
+    @lazy
+    def _parts(self) -> tuple[list[Logs], list[int], list[tuple[Classes, Logs]], list[int]]:
+        """Distinct sizes of the buckets on the Exact axes, each bucket's; likewise classes and Pow2 axes."""
+        shapes, edges = dict[Logs, int](), dict[tuple[Classes, Logs], int]()
+        shape_of, edge_of = list[int](), list[int]()
+        for bucket in self._buckets:
+            shape, classes, pow2 = self.split(bucket)
+            shape_of.append(shapes.setdefault(shape, len(shapes)))
+            edge_of.append(edges.setdefault((classes, pow2), len(edges)))
+        return [*shapes], shape_of, [*edges], edge_of
+
+    def _apart_at_edges(self, classes: Classes, pow2: Logs) -> list[int]:
+        """Return the distance of each bucket by classes and Pow2 axes."""
+        *_, edges, edge_of = self._parts
+        pairs = zip(distances(pow2, [logs for _, logs in edges]), edges, strict=True)
+        aparts = [round(_UNIT * (apart + self._apart(classes, of))) for apart, (of, _) in pairs]
+        return [*map(aparts.__getitem__, edge_of)]
+
+
+_UNIT = 1e6
+"""Units of a doubling in which distances are compared, as whole numbers: equal distances are equal."""
+
+_MOST_KEPT = 1024
+"""Most answers that are kept, enough for the edges of two axes."""
+
 _ROUNDED = 1e-9
-"""Difference in doublings that counts as rounding, of logarithms and of sums in another order."""
+"""Difference in doublings that counts as rounding."""

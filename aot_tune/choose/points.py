@@ -39,18 +39,19 @@ from __future__ import annotations
 
 import math
 from collections import defaultdict
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from functools import lru_cache, partial
-from itertools import compress
-from operator import add, mul, ne, sub
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import partial
+from itertools import islice
+from operator import add, mul
 from typing import NamedTuple
 
+from aot_tune.choose.nearest import Buckets, Logs, distances
 from aot_tune.tables.states import worst_times
 from aot_tune.tables.table import Entry, Point, Slopes, Table
 from aot_tune.values.bucket import Pow2
 from aot_tune.values.config import Config
 from aot_tune.values.lazy import lazy
-from aot_tune.values.problem import Problem, Value
+from aot_tune.values.problem import Problem
 
 Allowed = Callable[[Config], bool]
 """Function that returns whether a config may run for the problem."""
@@ -66,12 +67,6 @@ DefaultAt = Callable[[Problem], Config]
 
 Exact = tuple[int, ...]
 """Sizes of a problem on the Exact axes."""
-
-Logs = tuple[float, ...]
-"""Base-2 logarithms of sizes."""
-
-Classes = tuple[Value, ...]
-"""Classes of a problem in the order of the table's buckets."""
 
 PREDICTED_GAIN = 0.10
 """Fraction by which a config of a predicted entry must be expected to be faster than the default. Measured on
@@ -354,20 +349,8 @@ class Points:
 
     def weights(self, logs: Sequence[float]) -> list[float]:
         """Return the points' weights for a size, given the logarithms of its sizes."""
-        distances = map(add, _doublings(logs, self._logs), self._more)
-        return [distance**-2 for distance in distances]
-
-
-def _doublings(logs: Sequence[float], others: Iterable[Sequence[float]]) -> list[float]:
-    """Return the sums of |log2| ratios of a size to others, given the logarithms of all."""
-    # Written for speed: most kernels have two or three axes.
-    if len(logs) == 3:
-        x, y, z = logs
-        return [abs(x - a) + abs(y - b) + abs(z - c) for a, b, c in others]
-    if len(logs) == 2:
-        x, y = logs
-        return [abs(x - a) + abs(y - b) for a, b in others]
-    return [sum(map(abs, map(sub, logs, other))) for other in others]
+        apart = map(add, distances(logs, self._logs), self._more)
+        return [doublings**-2 for doublings in apart]
 
 
 Estimate = tuple[float, int]
@@ -455,19 +438,26 @@ class Estimator:
         tiles: The declaration's count of tiles, or None.
         default_at: Returns the default at each point, whose time is the point's last.
         rule: The rule.
+        buckets: The buckets of the table's entries, where they were prepared before.
     """
 
-    def __init__(self, table: Table, tiles: Tiles | None, default_at: DefaultAt, rule: Rule = RULE) -> None:
+    def __init__(
+        self,
+        table: Table,
+        tiles: Tiles | None,
+        default_at: DefaultAt,
+        rule: Rule = RULE,
+        buckets: Buckets | None = None,
+    ) -> None:
         self.table, self.default_at, self.rule = table, default_at, rule
         self.slopes = NO_SLOPES if tiles is None else table.slopes or COMMON
         self._tiles = tiles
-        self._is_pow2 = [isinstance(axis, Pow2) for axis in table.axes.values()]
-        self._is_exact = [not is_pow2 for is_pow2 in self._is_pow2]
+        self.buckets = buckets or Buckets(table.axes, [e.bucket for e in table.entries], rule.other_class)
+        self._pow2 = [name for name, axis in table.axes.items() if isinstance(axis, Pow2)]
         self._sources: dict[int, Source] = {}
         self._points: dict[Problem, Points] = {}
         self._shared: dict[tuple[object, ...], Points] = {}
         self._blocks: dict[int, list[int]] = {}
-        self._from_edge = lru_cache(_MOST_KEPT)(self._distances)  # there are few edges
 
     def estimates(
         self, problem: Problem, default: Config, points: Points, sm_count: int | None = None
@@ -552,7 +542,7 @@ class Estimator:
         points = self._points.get(bucket)
         if points is None:
             entries = self.nearest(bucket)
-            key = (*self._split(bucket)[1:], *map(id, entries))
+            key = (*self.buckets.order(bucket).split[1:], *map(id, entries))
             points = self._shared.get(key) or self.points_of(bucket, entries)
             for kept in (self._points, self._shared):
                 if len(kept) >= _MOST_KEPT:
@@ -562,12 +552,11 @@ class Estimator:
 
     def points_of(self, bucket: Problem, entries: Sequence[Entry]) -> Points:
         """Return the points of some entries for the sizes of another bucket."""
-        classes, sources, more = self._classes_of(bucket), list[Source](), list[float]()
+        sources, more = list[Source](), list[float]()
         for place, entry in enumerate(entries):
             own = self.sources(entry) if place < self.rule.whole else self._sources_near(entry, bucket)
             sources += own
-            others = sum(map(ne, classes, self._classes_of(entry.bucket)))
-            more += [_NEARNESS + self.rule.other_class * others] * len(own)
+            more += [_NEARNESS + self.buckets.of_classes(bucket, entry.bucket)] * len(own)
         return Points(sources, more, self.slopes.outside, self.rule.far)
 
     def nearest(self, bucket: Problem, without: Collection[Exact] = ()) -> list[Entry]:
@@ -577,27 +566,9 @@ class Estimator:
             bucket: The bucket.
             without: Sizes on the Exact axes of buckets that are left out.
         """
-        # Written for speed: an unseen shape waits for it. Whole numbers, so that equal distances are equal.
-        shapes, shape_of, *_ = self._places
-        shape, *at_edge = self._split(bucket)
-        aparts = [round(_UNIT * apart) for apart in _doublings(shape, shapes)]
-        if without:
-            hidden = {tuple([math.log2(size or 1) for size in sizes]) for sizes in without}
-            pairs = zip(shapes, aparts, strict=True)
-            aparts = [_HIDDEN if shape in hidden else apart for shape, apart in pairs]
-        distances = [*map(add, map(aparts.__getitem__, shape_of), self._from_edge(*at_edge))]
-        nearest = sorted(range(len(distances)), key=distances.__getitem__)[: self.rule.most_near]
-        return [self._timed[place] for place in nearest if distances[place] < _HIDDEN]
-
-    def _distances(self, classes: Classes, pow2: Logs) -> list[int]:
-        """Return the distance of each timed bucket by classes and Pow2 axes."""
-        *_, edges, edge_of = self._places
-        pairs = zip(_doublings(pow2, [logs for _, logs in edges]), edges, strict=True)
-        aparts = [
-            round(_UNIT * (apart + self.rule.other_class * sum(map(ne, classes, of))))
-            for apart, (of, _) in pairs
-        ]
-        return [*map(aparts.__getitem__, edge_of)]
+        entries = map(self.table.entries.__getitem__, self.buckets.order(bucket).places)
+        timed = (e for e in entries if e.is_timed() and not (without and self.exact(e.bucket) in without))
+        return [*islice(timed, self.rule.most_near)]
 
     def left_out(self, entry: Entry) -> dict[Problem, float]:
         """Return the rule's regret at each point of an entry, t / t_best - 1, estimated from its others.
@@ -661,41 +632,10 @@ class Estimator:
 
     def exact(self, problem: Problem) -> Exact:
         """Return a problem's sizes on the Exact axes."""
-        return tuple([problem.size(name) for name in compress(self.table.axes, self._is_exact)])
-
-    def _split(self, problem: Problem) -> tuple[Logs, Classes, Logs]:
-        """Return a problem's logarithms on the Exact axes, its classes, and its logarithms on the others."""
-        logs = self._logs_of(problem)
-        exact, pow2 = tuple(compress(logs, self._is_exact)), tuple(compress(logs, self._is_pow2))
-        return exact, self._classes_of(problem), pow2
+        return tuple([problem.size(name) for name in self.table.axes if name not in self._pow2])
 
     def _logs_of(self, problem: Problem) -> Logs:
         return tuple([math.log2(problem.size(name) or 1) for name in self.table.axes])
-
-    def _classes_of(self, problem: Problem) -> Classes:
-        """Return a problem's classes in the order of the table's buckets."""
-        return tuple([problem[name] for name in self._class_names])
-
-    @lazy
-    def _class_names(self) -> list[str]:
-        bucket = self.table.entries[0].bucket if self.table.entries else ()
-        return [name for name in bucket if name not in self.table.axes]
-
-    @lazy
-    def _timed(self) -> list[Entry]:
-        """Entries with a time at a point."""
-        return [entry for entry in self.table.entries if entry.is_timed()]
-
-    @lazy
-    def _places(self) -> tuple[list[Logs], list[int], list[tuple[Classes, Logs]], list[int]]:
-        """Distinct sizes of these entries on the Exact axes, each entry's; likewise classes and Pow2 axes."""
-        shapes, edges = dict[Logs, int](), dict[tuple[Classes, Logs], int]()
-        shape_of, edge_of = list[int](), list[int]()
-        for entry in self._timed:
-            shape, classes, pow2 = self._split(entry.bucket)
-            shape_of.append(shapes.setdefault(shape, len(shapes)))
-            edge_of.append(edges.setdefault((classes, pow2), len(edges)))
-        return [*shapes], shape_of, [*edges], edge_of
 
     @lazy
     def _largest(self) -> float:
@@ -704,7 +644,7 @@ class Estimator:
 
     def _batch_of(self, problem: Problem) -> float:
         """Return the sum of a problem's logarithms on the Pow2 axes."""
-        return sum(compress(self._logs_of(problem), self._is_pow2))
+        return sum([math.log2(problem.size(name) or 1) for name in self._pow2])
 
     @lazy
     def _place_of(self) -> dict[Config, int]:
@@ -717,12 +657,6 @@ def _timed(entry: Entry) -> list[Point]:
     points = entry.points if entry.is_sound() else ()
     return [point for point in points if any(us is not None for us in point.us)]
 
-
-_UNIT = 1e6
-"""Units of a doubling in which distances are compared: they stay small whole numbers, which are fast."""
-
-_HIDDEN = 1 << 29
-"""Distance of a bucket that is left out."""
 
 _MOST_KEPT = 1024
 """Most sets of points that are kept; beyond it all are dropped."""

@@ -10,7 +10,6 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aot_tune.choose.index import Index
-from aot_tune.choose.nearest import Places, nearest
 from aot_tune.tables.table import Table
 from aot_tune.values.bucket import Exact, Pow2, bucket_of
 from aot_tune.values.problem import Problem
@@ -43,8 +42,16 @@ def test_the_nearest_entry_is_the_one_the_rule_names(
     buckets = list(dict.fromkeys(bucket_of(AXES, problem) for problem in swept))
     found = index_of(table_of(buckets)).nearest(wanted, within)
     of_dtype = [bucket for bucket in buckets if bucket["dtype"] == wanted["dtype"]]
-    places = Places((tuple(bucket.size(name) for name in AXES), bucket) for bucket in of_dtype)
-    expected = nearest([bucket_of(AXES, wanted).size(name) for name in AXES], places, within)
+    own = [bucket_of(AXES, wanted).size(name) for name in AXES]
+
+    def apart(bucket: Problem) -> list[float]:
+        return [abs(math.log2(size / bucket.size(name))) for size, name in zip(own, AXES, strict=True)]
+
+    expected = min(
+        (bucket for bucket in of_dtype if max(apart(bucket)) <= within + 1e-9),
+        key=lambda bucket: (round(sum(apart(bucket)), 9), *(-bucket.size(name) for name in AXES)),
+        default=None,
+    )
     assert (found.entry.bucket if found else None) == expected
 
 

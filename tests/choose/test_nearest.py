@@ -8,7 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from aot_tune.choose.nearest import Places, distance, nearest
+from aot_tune.choose.nearest import Buckets, distance
+from aot_tune.values.bucket import Exact
+from aot_tune.values.problem import Problem
 
 SIZES = st.tuples(
     st.integers(0, 15).map(lambda power: 1 << power), st.sampled_from([1000, 1024, 2000, 2048, 4096, 5000])
@@ -27,7 +29,15 @@ def with_neighbours(draw):
 
 
 def found(wanted, several, within=1.0):
-    return nearest(wanted, Places((sizes, sizes) for sizes in several), within)
+    place = place_of(wanted, several, within)
+    return None if place is None else several[place]
+
+
+def place_of(wanted, several, within=1.0):
+    axes = {str(axis): Exact() for axis in range(len(wanted))}
+    wanted, *several = (Problem(dict(zip(axes, sizes, strict=True))) for sizes in (wanted, *several))
+    near = Buckets(axes, several).nearest(wanted, within)
+    return None if near is None else near[-1]
 
 
 @given(SIZES, SIZES)
@@ -77,7 +87,7 @@ def test_a_tie_goes_to_the_larger(power):
 
 
 def test_of_equal_sizes_the_earlier_is_found():
-    assert nearest((64, 1024), Places([((128, 1024), "first"), ((128, 1024), "second")])) == "first"
+    assert place_of((64, 1024), [(128, 1024), (128, 1024)]) == 0
 
 
 def test_equal_distances_summed_in_another_order_tie():

@@ -315,7 +315,7 @@ def test_buckets_on_two_edges_with_the_same_neighbours_share_no_points() -> None
 def test_a_thread_reads_no_half_made_distances_of_another() -> None:
     table = table_of(*(at_n(n, (2.0 + n % 7, 3.0, 4.0), m=64) for n in range(1000, 9000, 700)))
     asked, shared = recorded.problem(60).replaced(N=5000), estimator_of(table)
-    whole, seen, classes_of = estimator_of(table).nearest(asked), list[Entry](), shared._classes_of
+    whole, seen, classes_of = estimator_of(table).nearest(asked), list[Entry](), shared.buckets._classes_of
     thread = threading.Thread(target=lambda: seen.extend(shared.nearest(asked)))
 
     def interrupted(problem: Problem) -> Any:
@@ -324,7 +324,7 @@ def test_a_thread_reads_no_half_made_distances_of_another() -> None:
             thread.join()
         return classes_of(problem)
 
-    shared._classes_of = interrupted  # type: ignore[method-assign]
+    shared.buckets._classes_of = interrupted  # type: ignore[method-assign]
     assert shared.nearest(asked) == whole
     assert seen == whole
 
