@@ -40,7 +40,7 @@ from __future__ import annotations
 import math
 from collections import defaultdict
 from collections.abc import Callable, Collection, Mapping, Sequence
-from functools import partial
+from functools import lru_cache, partial
 from itertools import islice
 from operator import add, mul
 from typing import NamedTuple
@@ -455,9 +455,11 @@ class Estimator:
         self.buckets = buckets or Buckets(table.axes, [e.bucket for e in table.entries], rule.other_class)
         self._pow2 = [name for name, axis in table.axes.items() if isinstance(axis, Pow2)]
         self._sources: dict[int, Source] = {}
-        self._points: dict[Problem, Points] = {}
+        self._inside: dict[Problem, Points] = {}
         self._shared: dict[tuple[object, ...], Points] = {}
-        self._blocks: dict[int, list[int]] = {}
+        self._blocks_of = lru_cache(_MOST_KEPT)(self._blocks)
+        self.near = lru_cache(_MOST_KEPT)(self._near)
+        """Returns the points of the nearest buckets; buckets on one edge with the same ones share them."""
 
     def estimates(
         self, problem: Problem, default: Config, points: Points, sm_count: int | None = None
@@ -528,26 +530,22 @@ class Estimator:
 
     def inside(self, entry: Entry) -> Points:
         """Return the points of an entry's bucket; kept."""
-        points = self._points.get(entry.bucket)
+        points = self._inside.get(entry.bucket)
         if points is None:
-            points = self._points[entry.bucket] = self.points_inside(self.sources(entry))
+            points = self._inside[entry.bucket] = self.points_inside(self.sources(entry))
         return points
 
     def points_inside(self, sources: Sequence[Source]) -> Points:
         """Return some points of one bucket."""
         return Points(sources, [_NEARNESS] * len(sources), self.slopes.inside)
 
-    def near(self, bucket: Problem) -> Points:
-        """Return the points of the nearest buckets; kept by bucket, and shared by those with the same."""
-        points = self._points.get(bucket)
-        if points is None:
-            entries = self.nearest(bucket)
-            key = (*self.buckets.order(bucket).split[1:], *map(id, entries))
-            points = self._shared.get(key) or self.points_of(bucket, entries)
-            for kept in (self._points, self._shared):
-                if len(kept) >= _MOST_KEPT:
-                    kept.clear()
-            self._points[bucket] = self._shared[key] = points
+    def _near(self, bucket: Problem) -> Points:
+        entries = self.nearest(bucket)
+        key = (*self.buckets.order(bucket).split[1:], *map(id, entries))
+        points = self._shared.get(key) or self.points_of(bucket, entries)
+        if len(self._shared) >= _MOST_KEPT:
+            self._shared.clear()
+        self._shared[key] = points
         return points
 
     def points_of(self, bucket: Problem, entries: Sequence[Entry]) -> Points:
@@ -622,13 +620,9 @@ class Estimator:
             kept={},
         )
 
-    def _blocks_of(self, sm_count: int) -> list[int]:
+    def _blocks(self, sm_count: int) -> list[int]:
         """Return the number of blocks of each member of the portfolio that a GPU runs at a time."""
-        blocks = self._blocks.get(sm_count)
-        if blocks is None:
-            blocks = [blocks_in_flight(config, sm_count) for config in self.table.portfolio]
-            self._blocks[sm_count] = blocks
-        return blocks
+        return [blocks_in_flight(config, sm_count) for config in self.table.portfolio]
 
     def exact(self, problem: Problem) -> Exact:
         """Return a problem's sizes on the Exact axes."""
@@ -659,4 +653,4 @@ def _timed(entry: Entry) -> list[Point]:
 
 
 _MOST_KEPT = 1024
-"""Most sets of points that are kept; beyond it all are dropped."""
+"""Most sets of points that are kept."""

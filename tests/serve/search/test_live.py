@@ -601,6 +601,7 @@ def test_b12_thousands_of_new_shapes_leave_nothing_in_memory(
         "serve.search.live._MOST_REMEMBERED",
         "serve.launch.dispatch._MOST_PLANS",
         "choose.nearest._MOST_KEPT",
+        "choose.points._MOST_KEPT",
     ):
         monkeypatch.setattr(f"aot_tune.{bound}", 64)
     served = dispatcher_of(tuned)
