@@ -36,6 +36,9 @@ Logs = tuple[float, ...]
 Classes = tuple[Value | None, ...]
 """Classes of a problem in the order of a table's buckets."""
 
+Near = tuple[int, Sizes, int]
+"""Distance of a bucket as a negative number, its sizes and its place."""
+
 
 def distance(one: Sequence[int], other: Sequence[int], within: float = inf) -> float | None:
     """Return the sum of doublings between two lists of sizes; None where one axis exceeds `within`."""
@@ -85,7 +88,7 @@ class Buckets:
         self._is_pow2 = [isinstance(axis, Pow2) for axis in axes.values()]
         self._is_exact = [not is_pow2 for is_pow2 in self._is_pow2]
         self._from_edge = lru_cache(_MOST_KEPT)(self._apart_at_edges)  # there are few edges
-        self.nearest = lru_cache(_MOST_KEPT)(self._nearest)
+        self._kept: dict[tuple[Problem, float], Near | None] = {}
         self._last: Order | None = None
 
     def order(self, bucket: Problem) -> Order:
@@ -101,8 +104,17 @@ class Buckets:
             self._last = order  # whole, since other threads read it
         return order
 
-    def _nearest(self, bucket: Problem, within: float) -> tuple[int, Sizes, int] | None:
-        """Return the nearest of equal classes: the distance as a negative number, the sizes, the place."""
+    def nearest(self, bucket: Problem, within: float) -> Near | None:
+        """Return the nearest bucket of equal classes; kept."""
+        kept, key = self._kept, (bucket, within)
+        near = kept.get(key, _UNKNOWN)
+        if near is _UNKNOWN:
+            if len(kept) >= _MOST_KEPT:  # all at once: one by one, garbage collections take longer
+                kept.clear()
+            near = kept[key] = self._nearest(bucket, within)
+        return near
+
+    def _nearest(self, bucket: Problem, within: float) -> Near | None:
         _, (shape, classes, pow2), places, aparts = self.order(bucket)
         shapes, shape_of, edges, edge_of = self._parts
         own, within = (*shape, *pow2), within + _ROUNDED
@@ -157,6 +169,9 @@ class Buckets:
         aparts = [round(_UNIT * (apart + self._apart(classes, of))) for apart, (of, _) in pairs]
         return [*map(aparts.__getitem__, edge_of)]
 
+
+_UNKNOWN: Near = (0, (), 0)
+"""Answer that is not kept yet."""
 
 _UNIT = 1e6
 """Units of a doubling in which distances are compared, as whole numbers: equal distances are equal."""

@@ -455,11 +455,9 @@ class Estimator:
         self.buckets = buckets or Buckets(table.axes, [e.bucket for e in table.entries], rule.other_class)
         self._pow2 = [name for name, axis in table.axes.items() if isinstance(axis, Pow2)]
         self._sources: dict[int, Source] = {}
-        self._inside: dict[Problem, Points] = {}
+        self._points: dict[Problem, Points] = {}
         self._shared: dict[tuple[object, ...], Points] = {}
         self._blocks_of = lru_cache(_MOST_KEPT)(self._blocks)
-        self.near = lru_cache(_MOST_KEPT)(self._near)
-        """Returns the points of the nearest buckets; buckets on one edge with the same ones share them."""
 
     def estimates(
         self, problem: Problem, default: Config, points: Points, sm_count: int | None = None
@@ -530,22 +528,26 @@ class Estimator:
 
     def inside(self, entry: Entry) -> Points:
         """Return the points of an entry's bucket; kept."""
-        points = self._inside.get(entry.bucket)
+        points = self._points.get(entry.bucket)
         if points is None:
-            points = self._inside[entry.bucket] = self.points_inside(self.sources(entry))
+            points = self._points[entry.bucket] = self.points_inside(self.sources(entry))
         return points
 
     def points_inside(self, sources: Sequence[Source]) -> Points:
         """Return some points of one bucket."""
         return Points(sources, [_NEARNESS] * len(sources), self.slopes.inside)
 
-    def _near(self, bucket: Problem) -> Points:
-        entries = self.nearest(bucket)
-        key = (*self.buckets.order(bucket).split[1:], *map(id, entries))
-        points = self._shared.get(key) or self.points_of(bucket, entries)
-        if len(self._shared) >= _MOST_KEPT:
-            self._shared.clear()
-        self._shared[key] = points
+    def near(self, bucket: Problem) -> Points:
+        """Return the points of the nearest buckets; kept, and shared on one edge."""
+        points = self._points.get(bucket)
+        if points is None:
+            entries = self.nearest(bucket)
+            key = (*self.buckets.order(bucket).split[1:], *map(id, entries))
+            points = self._shared.get(key) or self.points_of(bucket, entries)
+            for kept in (self._points, self._shared):
+                if len(kept) >= _MOST_KEPT:
+                    kept.clear()
+            self._points[bucket] = self._shared[key] = points
         return points
 
     def points_of(self, bucket: Problem, entries: Sequence[Entry]) -> Points:
@@ -653,4 +655,4 @@ def _timed(entry: Entry) -> list[Point]:
 
 
 _MOST_KEPT = 1024
-"""Most sets of points that are kept."""
+"""Most sets of points that are kept; beyond it all are dropped."""
