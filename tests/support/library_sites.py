@@ -108,7 +108,8 @@ def aot_tune(folder: Path, *words: str, ahead: Path | None = None, **variables: 
         variables: More variables.
     """
     kept = {key: value for key, value in os.environ.items() if key not in environment.DESCRIPTIONS}
-    path = os.pathsep.join([*([str(ahead)] if ahead else []), str(ROOT)])
+    before = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
+    path = os.pathsep.join([*([str(ahead)] if ahead else []), str(ROOT), *before])
     done = subprocess.run(
         [sys.executable, "-m", "aot_tune", *words],
         cwd=folder,

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import fcntl
 import hashlib
 import json
+import os
 import re
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from contextlib import contextmanager, suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -150,7 +153,10 @@ def cached(folder: Path, key: str) -> Compiled | None:
 
 
 def keep(folder: Path, result: Compiled, cubin: bytes) -> None:
-    """Write a cubin and its note for `cached`. The note comes last, because it vouches for the cubin.
+    """Write a cubin and its note for `cached`, unless another process already has.
+
+    The compiler may make other code of the same input, so that two processes' files would not fit together.
+    The note comes last, because it vouches for the cubin.
 
     Raises:
         StoreError: The folder cannot be written.
@@ -162,6 +168,23 @@ def keep(folder: Path, result: Compiled, cubin: bytes) -> None:
         "resources": asdict(result.resources),
         "loop": None if result.loop is None else asdict(result.loop),
     }
-    # Neither file is synchronised: a cubin that a power failure empties is compiled again.
-    files.write_atomic(result.path, cubin, durable=False)
-    files.write_atomic(folder / f"{result.key}.json", json.dumps(note).encode(), durable=False)
+    with _locked(folder):
+        if cached(folder, result.key) is None:
+            # Neither file is synchronised: a cubin that a power failure empties is compiled again.
+            files.write_atomic(result.path, cubin, durable=False)
+            files.write_atomic(folder / f"{result.key}.json", json.dumps(note).encode(), durable=False)
+
+
+@contextmanager
+def _locked(folder: Path) -> Iterator[None]:
+    """Let one process write in a folder at a time; where it cannot be locked, the writer goes on."""
+    descriptor = -1
+    with suppress(OSError):
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+    try:
+        yield
+    finally:
+        if descriptor >= 0:
+            os.close(descriptor)

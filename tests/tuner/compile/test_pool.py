@@ -9,6 +9,7 @@ import signal
 import subprocess
 import sys
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -22,6 +23,7 @@ from aot_tune.tuner.compile.job import (
     cached,
     compiles_nowhere,
     is_transient,
+    keep,
 )
 from aot_tune.tuner.compile.job_queue import KernelRefusedError
 from aot_tune.tuner.compile.pool import CompilePool
@@ -136,6 +138,26 @@ def test_a_damaged_cubin_in_the_folder_is_compiled_again(tmp_path: Path) -> None
     assert isinstance(again, Compiled)
     assert not again.cached
     assert again.path.read_bytes() == data
+
+
+def test_two_processes_that_write_one_cubin_leave_a_pair_that_fits(tmp_path: Path) -> None:
+    # The compiler writes one of two codes for some inputs, so two processes' files may differ.
+    with CompilePool(1, 60.0, tmp_path / "made") as pool:
+        pool.submit(job(16))
+        (made,) = all_results(pool).values()
+    assert isinstance(made, Compiled)
+
+    def write(number: int) -> bool:
+        for turn in range(200):
+            key = f"{turn:064}"
+            one = dataclasses.replace(made, key=key, path=tmp_path / f"{key}.cubin")
+            keep(tmp_path, one, bytes([number]) * 4096)
+            if cached(tmp_path, key) is None:
+                return False
+        return True
+
+    with ThreadPoolExecutor(4) as threads:
+        assert all(threads.map(write, range(4)))
 
 
 @pytest.mark.parametrize(
