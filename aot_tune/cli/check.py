@@ -131,7 +131,7 @@ def _existing(path: Path) -> Path:
     if not path.exists():
         raise UsageError(
             f"{path} does not exist; give a table, a folder of tables, or leave the path away to check "
-            "the tables of all kernels"
+            "the tables of all kernels, or of those of --module"
         )
     return path if path.name not in ("", "..") else path.resolve()
 

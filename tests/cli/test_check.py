@@ -298,7 +298,7 @@ def test_predictions_outside_of_a_package_are_no_fault(tmp_path: Path) -> None:
 
 
 def test_a_path_that_does_not_exist_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match="does not exist"):
+    with pytest.raises(UsageError, match=r"does not exist.* --module"):
         check(scale_in(tmp_path), tmp_path / "nowhere")
 
 

@@ -74,6 +74,12 @@ def count_kernel(x, counts, TILE: ConstInt):
 
 
 @ct.kernel
+def largest_kernel(x, counts, ROWS: ConstInt, COLS: ConstInt):
+    tile = ct.load(x, (ct.bid(0), 0), (ROWS, COLS), padding_mode=ct.PaddingMode.NEG_INF)
+    ct.atomic_add(counts, ct.argmax(tile, axis=1), 1)
+
+
+@ct.kernel
 def product_kernel(a, b, c, TM: ConstInt, TN: ConstInt, TK: ConstInt, TURNED: ct.Constant[bool]):
     m, n, sums = ct.bid(0), ct.bid(1), ct.full((TM, TN), 0.0, dtype=ct.float32)
     for k in range(ct.num_tiles(a, axis=1, shape=(TM, TK))):

@@ -24,7 +24,7 @@ TEMPLATES: Mapping[str, str] = {
     """,
     "row-reduction": """
         like: elementwise
-        space: (1,), (2,), (4,)
+        space: (1, 1024), (2, 1024), (4, 1024)
         grid: (ct.cdiv(problem.rows, $t0),)
         blocks: one block for each tile of rows
         value: $x.double().mean(1)

@@ -105,8 +105,8 @@ def _kind(facts: Facts, named: str | None) -> str:
     kind = named or proven_kind(facts)
     if kind is None:
         raise UsageError(
-            "loads, stores and products do not prove of which kind the kernel is; name the nearest: "
-            f"--kind with one of {', '.join(KINDS)}"
+            "loads, stores and products do not prove of which kind the kernel is; name the nearest, on "
+            f"which only blanks depend: --kind with one of {', '.join(KINDS)}"
         )
     return kind
 

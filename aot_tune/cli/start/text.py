@@ -83,8 +83,9 @@ class Start:
     def filled(self, example: str) -> str:
         """An example of the template with the kernel's own names."""
         tiles = [f'config["{name}"]' for name in self.tuned]
+        indices = [name for name in self.facts.arrays if name in self.facts.index_arrays]
         names = {
-            **dict(zip("xyz", [*self.inputs, "...", "...", "..."], strict=False)),
+            **dict(zip("xyz", [*(self.inputs or indices), "...", "...", "..."], strict=False)),
             **{f"t{place}": one for place, one in enumerate([*tiles, "...", "..."][:2])},
         }
         return Template(example).substitute(names)

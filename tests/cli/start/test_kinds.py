@@ -20,6 +20,7 @@ PROVEN = {
     "norm_in_parts": "row-reduction",
     "column_sum": None,  # along the columns
     "count": None,  # adds atomically
+    "largest": None,  # data says where it adds
     "segments": None,  # data says where it loads
     "stepping": None,  # blocks go on to further tiles
     "handed_away": None,  # to a function without source

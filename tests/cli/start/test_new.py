@@ -223,6 +223,18 @@ def test_arguments_that_the_source_proves_are_handed_on_and_others_are_blank() -
     assert '(x, out, eps, ..., config["ROWS"])' in blanks["args_fn"]
 
 
+def test_examples_name_the_input_whose_contents_are_places() -> None:
+    text = begin(f"{EXAMPLES}:largest_kernel", "row-reduction").text
+    assert 'lambda x, counts: {"dtype": x.dtype, "rows": x.shape[0], "cols": x.shape[1]}' in text
+    (made,) = (example for field, _, example in blanks_in(text) if field == "make_args")
+    assert "randn" not in made  # places are no random numbers
+
+
+def test_an_example_of_rows_and_columns_has_tiles_that_are_wide() -> None:
+    text = begin(f"{EXAMPLES}:quantise_kernel", "row-reduction").text
+    assert "for (rows_, cols_) in ((1, 1024), (2, 1024), (4, 1024))" in text
+
+
 def test_an_outputs_shape_and_dtype_are_never_those_of_an_input_by_guess() -> None:
     text = begin(f"{EXAMPLES}:quantise_kernel").text
     assert '\n    outputs=("out", "scales"),\n' in text
@@ -279,7 +291,7 @@ def test_a_kind_is_named_where_the_source_proves_none() -> None:
     for kernel in ("column_sum", "count", "segments", "stepping", "handed_away"):
         refused = told("new", f"{EXAMPLES}:{kernel}_kernel")
         assert (refused.exit_code, refused.stdout) == (2, "")
-        assert f"name the nearest: --kind with one of {', '.join(KINDS)}" in refused.stderr
+        assert f"on which only blanks depend: --kind with one of {', '.join(KINDS)}" in refused.stderr
         assert told("new", f"{EXAMPLES}:{kernel}_kernel", "--kind", "row-reduction").exit_code == 0
     unknown = told("new", f"{EXAMPLES}:count_kernel", "--kind", "histogram")
     assert unknown.exit_code == 2
