@@ -331,6 +331,10 @@ _TYPICAL = (
     _shapes(1024, 3072, m=_FEW),  # Qwen3 0.6B, down
     _shapes(128, 2048, m=_FEW),  # Qwen3 30B-A3B, router
     _shapes(256, 7168, m=_FEW),  # DeepSeek-V3, router
+    _shapes(1024, 8192, m=_FEW),  # Llama 3.1 70B, keys or values alone
+    _shapes(1024, 1024, m=_FEW),  # BERT large, attention output
+    _shapes(151936, 1024, m=_HEAD),  # Qwen3 0.6B, lm_head
+    _shapes(262208, 5376, m=(1, 16, 256)),  # Gemma 3 27B, lm_head
     _shapes(6144, 4096, m=(16, *_MANY), dtype="float16"),  # Llama 3.1 8B, run in float16 (AWQ, GPTQ)
     _shapes(4096, 4096, m=_MANY, dtype="float32"),
     _shapes(5120, 1280, m=_MANY, activation="gelu"),  # Whisper large v3, fc1
