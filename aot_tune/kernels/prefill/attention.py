@@ -224,7 +224,8 @@ attention_tunable = Tunable(
         shapes(8, (64, 128), 32, 8),
         shapes(1, (64, 512, 2048), 32, 8, head_dim=64),  # Llama 3.2 1B
         shapes(8, (512, 2048), 32, 8, head_dim=64),
-        shapes(1, (64, 512, 2048), 32, 32),  # Llama 2 7B
+        shapes(1, (16, 64, 512, 2048, 8192), 32, 32),  # Llama 2 7B
+        shapes(1, (16, 64, 512, 2048), 16, 8),  # Qwen3 0.6B
         shapes(1, (64, 512, 2048, 8192), 8, 1),  # Llama 3.1 70B, a rank of eight
     ],
 )

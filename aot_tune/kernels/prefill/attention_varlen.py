@@ -302,6 +302,7 @@ attention_varlen_tunable = Tunable(
         shapes(4, (256, 1024, 4096), 8, 1),  # Llama 3.1 70B, a rank of eight
         shapes(16, (64, 256), 8, 1),
         shapes(4, (256, 1024), 32, 32),  # Llama 2 7B
+        shapes(4, (64, 256, 1024), 16, 8),  # Qwen3 0.6B
     ],
 )
 """Declaration of attention_varlen. Its `launch` takes ``q, k, v, out, lse, cu_seqlens_q, cu_seqlens_k,

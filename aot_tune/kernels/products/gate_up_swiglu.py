@@ -261,6 +261,7 @@ gate_up_swiglu_tunable = Tunable(
         _shapes(25600, 5120),  # Qwen3 32B
         _shapes(14336, 4096, "float16"),  # Llama 3.1 8B, run in float16
         _shapes(3072, 1024, tokens=_FEW_TOKENS),  # Qwen3 0.6B
+        _shapes(2048, 7168, tokens=_FEW_TOKENS),  # DeepSeek-V3, shared expert
     ],
 )
 """Declaration: ``gate_up_swiglu_tunable.launch(x, weight, out)`` takes weight as (2, N, K)."""

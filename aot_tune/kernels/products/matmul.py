@@ -179,6 +179,8 @@ matmul_tunable = Tunable(
         {"dtype": "bfloat16", "M": _FEW, "N": 37888, "K": 3584},  # Qwen2.5 7B, gate and up
         {"dtype": "bfloat16", "M": _FEW, "N": 3584, "K": 18944},  # Qwen2.5 7B, down
         {"dtype": "bfloat16", "M": _FEW, "N": 1024, "K": 3072},  # Qwen3 0.6B, down
+        {"dtype": "bfloat16", "M": _FEW, "N": 1024, "K": 8192},  # Llama 3.1 70B, keys or values alone
+        {"dtype": "bfloat16", "M": _FEW, "N": 2048, "K": 1024},  # Qwen3 0.6B, queries
         {"dtype": "bfloat16", "M": _FEW, "N": 128, "K": 2048},  # Qwen3 30B-A3B, router
         {"dtype": "bfloat16", "M": (256, 1024, 4096), "N": 1280, "K": 3420},  # Qwen2.5-VL, vision, down
     ],

@@ -210,6 +210,7 @@ softmax_tunable = Tunable(
         {"dtype": "float32", "rows": _ROWS, "cols": 256},  # DeepSeek-V3's count of experts
         {"dtype": "bfloat16", "rows": Pow2.edges(64, 65536)[::2], "cols": (2048, 8192)},  # attention scores
         {"dtype": "float16", "rows": (1024, 16384), "cols": 2048},  # attention scores
+        {"dtype": "bfloat16", "rows": (1, 16), "cols": 2048},  # attention scores of a few queries
         {"dtype": "float32", "rows": Pow2.edges(1, 1024)[::2], "cols": 32000},  # Mixtral, sampling
         {"dtype": "float32", "rows": Pow2.edges(1, 1024)[::2], "cols": 128256},  # Llama 3.1, sampling
         {"dtype": "float32", "rows": Pow2.edges(1, 1024)[::2], "cols": 262144},  # Gemma 3, sampling
