@@ -16,7 +16,6 @@ from aot_tune.replay.table import Launched, Library, RecordedEntry, RecordedTabl
 from aot_tune.tables.reader import ARCH, BUILT_WITH, BUILT_WITH_FIELDS, HASH, HINT_VALUES, check_schema
 from aot_tune.tables.shape import (
     TEXT,
-    Fields,
     Shape,
     checked,
     choice,
@@ -25,6 +24,7 @@ from aot_tune.tables.shape import (
     number,
     optional,
     record,
+    remembered,
     whole,
 )
 from aot_tune.tables.strict_json import expected, loads
@@ -209,7 +209,7 @@ def _table(**values: Any) -> RecordedTable:
     return RecordedTable(**{name: value for name, value in values.items() if name not in ("schema", "kind")})
 
 
-_ENTRY_FIELDS: Fields = {
+_ENTRY_FIELDS: dict[str, Shape[Any]] = {
     "arguments": mapped(_ARGUMENT),
     "sm_count": _COUNT,
     "space": HASH,
@@ -223,6 +223,15 @@ _ENTRY_FIELDS: Fields = {
     "count": _COUNT,
     "signature": _SIGNATURE,
 }
+_ENTRIES = listed(record(_entry, _ENTRY_FIELDS), 0, MOST_ENTRIES, "entries")
+
+
+def _entries(value: Json) -> tuple[RecordedEntry, ...]:
+    """Read entries, which differ in few arguments: each distinct one of a table is read once."""
+    fields = _ENTRY_FIELDS | {"arguments": mapped(remembered(_ARGUMENT)), "config": remembered(_SPELLING)}
+    return listed(record(_entry, fields), 0, MOST_ENTRIES, "entries").read(value)
+
+
 _LAUNCHED = record(
     lambda hints, signature: Launched(tuple(hints.items()), signature),
     {"hints": HINT_VALUES, "signature": _SIGNATURE},
@@ -239,7 +248,7 @@ TABLE = record(
         "source_hash": TEXT,
         "library": record(Library, {"name": TEXT, "version": TEXT}),
         "built_with": BUILT_WITH,
-        "entries": listed(record(_entry, _ENTRY_FIELDS), 0, MOST_ENTRIES, "entries"),
+        "entries": Shape(_entries, _ENTRIES.schema, _ENTRIES.known),
     },
     {"launched": listed(_LAUNCHED, 0, MOST_LAUNCHED, "signatures")},
 )

@@ -15,8 +15,6 @@ from functools import partial
 from operator import itemgetter
 from typing import Any
 
-import orjson
-
 from aot_tune.declare.declaration import NAME, is_name
 from aot_tune.errors import ArchError, DeclarationError, NewerSchemaError, TableError, TableWarning
 from aot_tune.tables.shape import (
@@ -30,6 +28,7 @@ from aot_tune.tables.shape import (
     mapped,
     number,
     record,
+    remembered,
     whole,
     within,
 )
@@ -196,20 +195,6 @@ CONFIG = record(_config, {"constants": mapped(_CONSTANT), "hints": HINT_VALUES},
 """A config."""
 
 
-def _remembered() -> Shape[Config]:
-    """Return `CONFIG` with a memory, so that each distinct config of a table is checked once."""
-    configs: dict[bytes, Config] = {}
-
-    def read(value: Json) -> Config:
-        text = orjson.dumps(value)
-        config = configs.get(text)
-        if config is None:
-            config = configs[text] = CONFIG.read(value)
-        return config
-
-    return Shape(read, CONFIG.schema, CONFIG.known)
-
-
 def _portfolio(value: Json) -> tuple[Config, ...]:
     configs = _CONFIGS.read(value)
     if len(set(configs)) < len(configs):
@@ -329,7 +314,7 @@ def _entry(axes: Axes, columns: int) -> Shape[Entry]:
         values["points"] = _inside(values["bucket"], values["points"])
         return Entry(**values)
 
-    required: Fields = {"bucket": _bucket(axes), "config": _remembered(), **_figures(axes, columns)}
+    required: Fields = {"bucket": _bucket(axes), "config": remembered(CONFIG), **_figures(axes, columns)}
     return record(make, required, OPTIONAL_ENTRY_FIELDS)
 
 

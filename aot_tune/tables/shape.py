@@ -8,6 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Generic, NoReturn, TypeVar
 
+import orjson
+
 from aot_tune.errors import TableError
 from aot_tune.tables.strict_json import (
     LONGEST_TEXT,
@@ -118,6 +120,19 @@ def optional(shape: Shape[T]) -> Shape[T | None]:
         return None if value is None else shape.read(value)
 
     return Shape(read, lambda: {"anyOf": [shape.schema(), {"type": "null"}]}, shape.known)
+
+
+def remembered(shape: Shape[T]) -> Shape[T]:
+    """Return a shape with a memory: each distinct value, such as a config of a table, is read once."""
+    values: dict[bytes, T] = {}
+
+    def read(value: Json) -> T:
+        text = orjson.dumps(value)
+        if text not in values:
+            values[text] = shape.read(value)
+        return values[text]
+
+    return Shape(read, shape.schema, shape.known)
 
 
 # Lists and objects ------------------------------------------------------------------------------------------

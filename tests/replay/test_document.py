@@ -35,6 +35,13 @@ def test_entries_of_one_problem_keep_their_order() -> None:
         assert parse(dump(dataclasses.replace(TABLE, entries=entries))).entries == entries
 
 
+def test_what_entries_have_in_common_is_read_once_for_each_table() -> None:
+    first, second = parse(dump(TABLE)).entries
+    assert first.config is second.config
+    assert first.problem.arguments[4] is second.problem.arguments[4]  # the sizes before it differ
+    assert parse(dump(TABLE)).entries[0].config is not first.config  # nothing outlives a table
+
+
 def test_launches_beside_the_searches_come_back_and_are_compiled_too() -> None:
     own = Launched((("num_ctas", 1), ("occupancy", 2)), TABLE.entries[0].signature)
     others = [Launched((("occupancy", occupancy),), "scale_kernel_Kt1_A1f16") for occupancy in (4, 2)]

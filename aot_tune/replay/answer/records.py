@@ -27,7 +27,7 @@ from aot_tune.replay.answer.places import further_folders
 from aot_tune.replay.files import is_shipped, read_recorded
 from aot_tune.replay.fit import hash_now, misfit, other_library
 from aot_tune.replay.nearest import apart, distance, larger
-from aot_tune.replay.problem import Problem, parameters_of, read_problem
+from aot_tune.replay.problem import parameters_of, read_problem
 from aot_tune.replay.spelling import spelled, text_of
 from aot_tune.replay.table import RecordedEntry, RecordedTable, file_name, name_of
 from aot_tune.replay.words import difference_in_words, problem_in_words
@@ -127,23 +127,21 @@ class KernelRecords:
         Raises:
             NotRecordableError: The arguments cannot be identified.
         """
+        entries = [entry for table in self.tables for entry in table.by_space.get(space, ())]
+        varying = {entry.problem.varying for entry in entries}
+        asked = {places: read_problem(self._parameters, args, places, sm_count) for places in varying}
+        pairs = [(entry, asked[entry.problem.varying]) for entry in entries]
+        for entry, problem in pairs:  # measuring distances takes longer
+            if entry.problem == problem and entry.text in texts:
+                return Found(entry=entry, place=texts.index(entry.text), doublings=None)
         best: Found | None = None
-        for table in self.tables:
-            problems: dict[tuple[int, ...], Problem] = {}
-            for entry in table.by_space.get(space, ()):
-                varying = entry.problem.varying
-                if varying not in problems:
-                    problems[varying] = read_problem(self._parameters, args, varying, sm_count)
-                asked = problems[varying]
-                same = entry.problem == asked
-                doublings = None if same else distance(entry.problem, asked, most)
-                if (not same and doublings is None) or entry.text not in texts:
-                    continue
-                answer = Found(entry=entry, place=texts.index(entry.text), doublings=doublings)
-                if same:
-                    return answer
-                if best is None or _rank(answer) < _rank(best):
-                    best = answer
+        for entry, problem in pairs:
+            doublings = distance(entry.problem, problem, most)
+            if doublings is None or entry.text not in texts:
+                continue
+            answer = Found(entry=entry, place=texts.index(entry.text), doublings=doublings)
+            if best is None or _rank(answer) < _rank(best):
+                best = answer
         return best
 
     def why_not(self, space: str, args: Sequence[Any], sm_count: int, *, most: float) -> str:

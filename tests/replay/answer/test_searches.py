@@ -113,6 +113,15 @@ def test_the_same_problem_is_answered_with_what_was_recorded(
     assert "_I64" in launched.symbol
 
 
+def test_a_recorded_problem_is_found_without_measuring_distances_to_others(
+    put: Callable[..., Path], asked: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(*(recorded(rows, SPACE[7]) for rows in (1024, 512, 900)))  # in the order of their text
+    monkeypatch.setattr(records, "distance", None)
+    assert tuned(*tensors(900)).best.config is SPACE[7]
+    assert asked == []
+
+
 @pytest.fixture
 def shipped(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
     """Write a table where aot_tune ships those of other libraries."""
