@@ -56,7 +56,7 @@ def packed(
 
 
 def test_the_declared_problems_are_a_sweep_of_minutes() -> None:
-    assert 30 <= len(attention_varlen_tunable.typical_problems) <= 60
+    assert 30 <= len(attention_varlen_tunable.typical_problems) <= 65
 
 
 def test_arguments_without_storage_pose_the_problem_that_made_them() -> None:

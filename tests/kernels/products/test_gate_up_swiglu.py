@@ -36,7 +36,7 @@ def shape(tokens: int, n: int = 14336, k: int = 4096, dtype: str = "bfloat16") -
 
 def test_the_sweep_is_one_of_minutes() -> None:
     problems = gate_up_swiglu_tunable.typical_problems
-    assert len(problems) <= 60
+    assert len(problems) <= 65
     assert max(len(gate_up_swiglu_tunable.candidates(SM90, one)) for one in problems) <= 24
 
 
