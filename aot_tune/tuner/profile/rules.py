@@ -135,7 +135,10 @@ def _refused(facts: Facts, tensor: bool) -> str:
 
 
 def _more_resident(base: Facts, other: Facts) -> bool:
-    return other.occupancy > base.occupancy and not other.spills
+    """Return whether more warps are resident, and not only because a larger tile takes more of them."""
+    same_tile = (other.tiles, other.load_bytes) == (base.tiles, base.load_bytes)
+    is_denser = other.occupancy > base.occupancy and (other.resident > base.resident or same_tile)
+    return is_denser and not other.spills
 
 
 def _freer(base: Facts, other: Facts) -> bool:

@@ -149,6 +149,18 @@ def test_each_remedy_is_recognised_in_a_neighbours_code(name: str, better: dict[
     assert chosen.config == _config(16)
 
 
+def test_warps_that_a_larger_tile_brings_hide_no_latency() -> None:
+    present = _facts(**CASES["occupancy"])
+    wider = _facts(occupancy=0.75, load_bytes=8e5)
+    larger = _facts(occupancy=0.75, tiles=132 * 8 * 10)
+    assert change(_config(64), present, findings(present), {_config(96): wider, _config(128): larger}) is None
+    for fitting in (_facts(occupancy=0.75), _facts(occupancy=0.75, load_bytes=2e6, resident=12)):
+        neighbours = {_config(96): wider, _config(32): fitting}
+        chosen = change(_config(64), present, findings(present), neighbours)
+        assert chosen is not None
+        assert chosen.config == _config(32)
+
+
 def test_neighbours_differ_in_one_value() -> None:
     assert difference(_config(64), _config(32)) == ("tile", 64, 32)
     assert difference(_config(64), _config(64, 8)) == ("num_worker_warps", 4, 8)
