@@ -21,7 +21,7 @@ from aot_tune.serve import loader
 from aot_tune.tables.files import read_bytes, write_atomic
 from aot_tune.tuner.choose.times import TIE
 from aot_tune.tuner.profile.facts import Facts
-from aot_tune.tuner.profile.rules import at_ceiling, difference
+from aot_tune.tuner.profile.rules import Expected, at_ceiling, difference
 from aot_tune.tuner.profile.run import Profile, profile
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
@@ -77,7 +77,16 @@ def profiled(
         chosen, why = _chosen(kernel, arch, problem, chosen, config), "as named by --config"
     gpu = next((gpu.index for gpu in visible_gpus() or () if gpu.arch == arch), None)
     table_us = _table_us(kernel, arch, problem, chosen)
-    return profile(kernel, arch, problem, chosen, gpu=gpu, table_us=table_us, on_event=say), why
+    ratios = {each.config: each.ratio for each in answer.compared}
+    expected = {
+        other: Expected(ratio=ratio / ratios[chosen], by="table")
+        for other, ratio in ratios.items()
+        if chosen in ratios
+    }
+    result = profile(
+        kernel, arch, problem, chosen, gpu=gpu, table_us=table_us, expected=expected, on_event=say
+    )
+    return result, why
 
 
 def _chosen(kernel: FoundKernel, arch: Arch, problem: Problem, launched: Config, text: str) -> Config:
@@ -233,6 +242,8 @@ def _change_lines(result: Profile) -> Iterator[str]:
         return
     wanted = tried.change
     addressed = f"for {wanted.finding.rule}: {wanted.finding.remedy}"
+    if (expected := wanted.expected) is not None:
+        addressed += f"; the {expected.by} expects {expected.ratio - 1:+.1%}"
     yield f"  change:    {_words(result.config, wanted.config)} ({addressed})"
     if tried.before_us is not None and tried.after_us is not None:
         by = tried.after_us / tried.before_us - 1
@@ -283,5 +294,8 @@ def decision(result: Profile, before: Earlier | None = None) -> str:
     if tried.better:
         return f"continue: take {words}, profile it with --config and compare with --diff"
     if tried.before_us is None and not tried.failure:
+        expected = tried.change.expected
+        if expected is not None and expected.by == "table" and expected.ratio > 1 + TIE:
+            return f"stop: the table has {words} slower"
         return f"continue on a GPU: it measures {words}"
     return f"roll back {words}: it is not better"

@@ -206,6 +206,17 @@ def at_ceiling(found: Sequence[Finding]) -> bool:
 
 
 @dataclass(frozen=True, kw_only=True)
+class Expected:
+    """Time that is expected of a changed config."""
+
+    ratio: float
+    """It over the config's."""
+
+    by: Literal["table", "model"]
+    """What expects it: the table's times at and near the size, or the model."""
+
+
+@dataclass(frozen=True, kw_only=True)
 class Change:
     """One change of config that addresses a finding."""
 
@@ -215,25 +226,40 @@ class Change:
     config: Config
     """The config with the change."""
 
+    expected: Expected | None
+    """Its expected time; None where nothing expects one."""
+
 
 def change(
-    config: Config, facts: Facts, found: Sequence[Finding], neighbours: Mapping[Config, Facts]
+    config: Config,
+    facts: Facts,
+    found: Sequence[Finding],
+    neighbours: Mapping[Config, Facts],
+    expected: Mapping[Config, Expected],
 ) -> Change | None:
-    """Return the smallest change that addresses the most severe finding; None where none is worth trying.
+    """Return the fastest change expected that addresses the most severe finding; None where there is none.
+
+    Of equal ones it is the smallest; without an expected time a change counts as equal to the config.
 
     Args:
         config: The config.
         facts: Its facts.
         found: Its findings, the most severe first.
         neighbours: The facts of configs that differ from it in one value.
+        expected: The expected times of those that have one.
     """
+
+    def order(other: Config) -> tuple[float, float]:
+        return expected[other].ratio if other in expected else 1.0, _distance(config, other)
+
     if at_ceiling(found):
         return None
     for finding in found:
         better = _BY_NAME[finding.rule].better
         fitting = [] if better is None else [c for c, own in neighbours.items() if better(facts, own)]
         if fitting:
-            return Change(finding=finding, config=min(fitting, key=lambda other: _distance(config, other)))
+            best = min(fitting, key=order)
+            return Change(finding=finding, config=best, expected=expected.get(best))
     return None
 
 

@@ -29,8 +29,9 @@ from aot_tune.tuner.measure.worker.backend import Counters
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan, plan_only
 from aot_tune.tuner.plan.model import Launched, least_us
+from aot_tune.tuner.plan.shortlist import predictions
 from aot_tune.tuner.profile.facts import Class, Facts, classify, facts_of
-from aot_tune.tuner.profile.rules import Change, Finding, change, difference, findings
+from aot_tune.tuner.profile.rules import Change, Expected, Finding, change, difference, findings
 from aot_tune.tuner.sweep.resources import CUBINS
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
@@ -110,6 +111,7 @@ def profile(
     *,
     gpu: int | None,
     table_us: float | None,
+    expected: Mapping[Config, Expected],
     on_event: Callable[[str], None],
 ) -> Profile:
     """Profile a config on a problem.
@@ -121,6 +123,7 @@ def profile(
         config: The config.
         gpu: The GPU's index, as torch counts; None where there is none of the arch.
         table_us: The config's time in the table, microseconds.
+        expected: Times that the table expects of other configs; the model expects those of the rest.
         on_event: Receives a line for the user.
 
     Raises:
@@ -134,7 +137,7 @@ def profile(
     with session or nullcontext(), CompileFeed(pool) as feed:
         device = Device.reference(arch) if session is None else session.device()
         profiled = _Profiled(DeviceKernel(kernel, arch, device), problem, config, feed)
-        return profiled.run(session, table_us)
+        return profiled.run(session, table_us, expected)
 
 
 class _Profiled:
@@ -161,7 +164,9 @@ class _Profiled:
         self._rate = 2.0 if _has_8_bits(kernel, problem) else 1.0
         self._near = [other for other in self._plan.candidates if other in near]
 
-    def run(self, session: CountingSession | None, table_us: float | None) -> Profile:
+    def run(
+        self, session: CountingSession | None, table_us: float | None, expected: Mapping[Config, Expected]
+    ) -> Profile:
         """Gather the facts, with a GPU where there is a session, and measure the one change."""
         here = None if session is None else self._measured(session)
         failed = here.message if isinstance(here, Failure) else ""
@@ -189,7 +194,7 @@ class _Profiled:
             failure=failed,
         )
         neighbours = {other: own for other in self._near if (own := self._facts(other, None)).resident}
-        wanted = change(self._config, facts, found, neighbours)
+        wanted = change(self._config, facts, found, neighbours, {**self._modelled(), **expected})
         if wanted is None:
             return result
         tried = Tried(change=wanted)
@@ -210,6 +215,11 @@ class _Profiled:
             us=us,
             rate=self._rate,
         )
+
+    def _modelled(self) -> dict[Config, Expected]:
+        """Return the neighbours' times by the model; empty where it cannot rank them."""
+        times = predictions(self._kernel, self._plan, [self._config, *self._near], self._compiled)
+        return {other: Expected(ratio=us / times[self._config], by="model") for other, us in times.items()}
 
     def _remarks(self) -> tuple[Remark, ...]:
         """Compile the config once more for the compiler's remarks; none where it cannot write them."""

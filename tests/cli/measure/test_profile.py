@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -23,7 +24,7 @@ from aot_tune.tuner.profile import run
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
-from tests.support.samples import DEFAULT, SM90, scale_in, scale_table, write
+from tests.support.samples import DEFAULT, SM90, entry, scale_in, scale_table, write
 
 pytestmark = pytest.mark.process  # it compiles, but where an earlier run left its cubins
 
@@ -137,6 +138,36 @@ def test_the_change_is_measured_at_once_and_taken_where_it_is_faster(gpu: Path) 
 
 def _with(config: Config, **constants: int) -> Config:
     return Config(constants={**config.constants, **constants}, hints=config.hints)
+
+
+HALF, QUARTER = _with(WINNER, tile_m=32), _with(WINNER, tile_m=16)
+CLUSTERED = Config(constants=WINNER.constants, hints={**WINNER.hints, "num_ctas": 2})
+
+
+@pytest.mark.parametrize(
+    ("timed", "change", "decision"),
+    [
+        ((CLUSTERED, HALF), "tile_m 64 -> 16 (for too few blocks: more blocks)", "continue on a GPU"),
+        (
+            (CLUSTERED, QUARTER, HALF),
+            "tile_m 64 -> 32 (for too few blocks: more blocks; the table expects +50.0%)",
+            "stop: the table has tile_m 64 -> 32 slower",
+        ),
+    ],
+)
+def test_a_change_that_the_table_has_slower_comes_last(
+    folder: Path, timed: tuple[Config, ...], change: str, decision: str
+) -> None:
+    table, portfolio = scale_table(), (WINNER, *timed)
+    winners = (DEFAULT, HALF, WINNER)
+    entries = tuple(
+        entry(each.bucket, winner, portfolio, us=each.mean_us)
+        for each, winner in zip(table.entries, winners, strict=True)
+    )
+    write(folder, replace(table, portfolio=portfolio, entries=entries))
+    text = _profile().stdout
+    assert f"  change:    {change}\n" in text
+    assert f"  decision:  {decision}" in text
 
 
 @pytest.mark.parametrize("us", [39.8, 50.0])

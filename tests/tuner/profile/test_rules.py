@@ -14,7 +14,15 @@ from aot_tune.nvidia.sass import Loop
 from aot_tune.tuner.plan.model import Launched
 from aot_tune.tuner.profile import facts as f
 from aot_tune.tuner.profile.facts import Facts, classify, facts_of
-from aot_tune.tuner.profile.rules import RULES, SEVERITIES, at_ceiling, change, difference, findings
+from aot_tune.tuner.profile.rules import (
+    RULES,
+    SEVERITIES,
+    Expected,
+    at_ceiling,
+    change,
+    difference,
+    findings,
+)
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
@@ -110,11 +118,27 @@ def test_the_smallest_change_that_addresses_the_worst_finding_is_chosen() -> Non
         _config(16): _facts(blocks=264, tiles=264),
         _config(8): _facts(blocks=528, tiles=528, resources=SPILLING, loop=None),
     }
-    chosen = change(_config(64), few, findings(few), neighbours)
+    chosen = change(_config(64), few, findings(few), neighbours, {})
     assert chosen is not None
     assert (chosen.config, chosen.finding.rule) == (_config(32), "too few blocks")
     spilling = {_config(8): neighbours[_config(8)]}
-    assert change(_config(64), few, findings(few), spilling) is None
+    assert change(_config(64), few, findings(few), spilling, {}) is None
+
+
+def test_of_the_changes_that_address_it_the_fastest_expected_is_chosen() -> None:
+    few = _facts(blocks=66, tiles=66)
+    neighbours = {_config(tile): _facts(blocks=132, tiles=132) for tile in (32, 16, 8)}
+    neighbours[_config(128)] = _facts(blocks=33, tiles=33)
+    for ratios, tile in (
+        ({32: 1.2, 16: 1.1, 8: 1.3}, 16),
+        ({32: 1.2, 8: 1.1}, 16),  # nothing expects it to be slower
+        ({16: 0.9, 8: 0.8, 128: 0.5}, 8),  # the fastest of all addresses nothing
+        ({32: 0.9, 16: 0.9}, 32),
+    ):
+        expected = {_config(one): Expected(ratio=ratio, by="model") for one, ratio in ratios.items()}
+        chosen = change(_config(64), few, findings(few), neighbours, expected)
+        assert chosen is not None
+        assert (chosen.config, chosen.expected) == (_config(tile), expected.get(_config(tile)))
 
 
 def test_no_change_is_tried_at_a_ceiling_or_without_a_neighbour_that_helps() -> None:
@@ -122,9 +146,9 @@ def test_no_change_is_tried_at_a_ceiling_or_without_a_neighbour_that_helps() -> 
     better = {_config(32): _facts(blocks=132, tiles=132)}
     ceiling = replace(few, us=4.0)
     assert at_ceiling(findings(ceiling))
-    assert change(_config(64), ceiling, findings(ceiling), better) is None
-    assert change(_config(64), few, findings(few), {_config(128): _facts(blocks=33, tiles=33)}) is None
-    assert change(_config(64), _facts(), (), better) is None
+    assert change(_config(64), ceiling, findings(ceiling), better, {}) is None
+    assert change(_config(64), few, findings(few), {_config(128): _facts(blocks=33, tiles=33)}, {}) is None
+    assert change(_config(64), _facts(), (), better, {}) is None
 
 
 @pytest.mark.parametrize(
@@ -141,9 +165,9 @@ def test_no_change_is_tried_at_a_ceiling_or_without_a_neighbour_that_helps() -> 
 def test_each_remedy_is_recognised_in_a_neighbours_code(name: str, better: dict[str, Any]) -> None:
     present = _facts(**CASES[name])
     same = replace(present, counters={})
-    assert change(_config(64), present, findings(present), {_config(32): same}) is None
+    assert change(_config(64), present, findings(present), {_config(32): same}, {}) is None
     chosen = change(
-        _config(64), present, findings(present), {_config(32): same, _config(16): _facts(**better)}
+        _config(64), present, findings(present), {_config(32): same, _config(16): _facts(**better)}, {}
     )
     assert chosen is not None
     assert chosen.config == _config(16)
@@ -153,10 +177,13 @@ def test_warps_that_a_larger_tile_brings_hide_no_latency() -> None:
     present = _facts(**CASES["occupancy"])
     wider = _facts(occupancy=0.75, load_bytes=8e5)
     larger = _facts(occupancy=0.75, tiles=132 * 8 * 10)
-    assert change(_config(64), present, findings(present), {_config(96): wider, _config(128): larger}) is None
+    assert (
+        change(_config(64), present, findings(present), {_config(96): wider, _config(128): larger}, {})
+        is None
+    )
     for fitting in (_facts(occupancy=0.75), _facts(occupancy=0.75, load_bytes=2e6, resident=12)):
         neighbours = {_config(96): wider, _config(32): fitting}
-        chosen = change(_config(64), present, findings(present), neighbours)
+        chosen = change(_config(64), present, findings(present), neighbours, {})
         assert chosen is not None
         assert chosen.config == _config(32)
 
