@@ -14,6 +14,7 @@ from typing import Literal
 from aot_tune.tuner.profile import facts as f
 from aot_tune.tuner.profile.facts import Facts
 from aot_tune.values.config import Config
+from aot_tune.values.text import counted
 
 CEILING = 0.75
 """Part of a roof from which no change of config is worth trying."""
@@ -76,11 +77,11 @@ def _roof(facts: Facts, roof: Literal["memory", "tensor"], name: str) -> str:
 
 
 def _spills(facts: Facts) -> str:
-    counted = facts.counters.get(f.LOCAL_STORES, 0.0)
-    if facts.resources is None or not (facts.spills or (counted and facts.resources.stack_bytes)):
+    stored = facts.counters.get(f.LOCAL_STORES, 0.0)
+    if facts.resources is None or not (facts.spills or (stored and facts.resources.stack_bytes)):
         return ""
     loop = f", {facts.loop.local_accesses} in each step of the loop" if facts.loop else ""
-    stores = f", {counted:,.0f} stores to it" if counted else ""
+    stores = f", {stored:,.0f} stores to it" if stored else ""
     return f"registers spill to a stack of {facts.resources.stack_bytes} bytes a thread{loop}{stores}"
 
 
@@ -109,11 +110,11 @@ def _occupancy(facts: Facts) -> str:
 def _serial(facts: Facts) -> str:
     if facts.loop is None or facts.loop.pipelined or not facts.loop.waits:
         return ""
-    counted = facts.counters.get(f.GMMA)
-    if counted is not None and counted <= 30:
+    stalled = facts.counters.get(f.GMMA)
+    if stalled is not None and stalled <= 30:
         return ""
-    stalls = "" if counted is None else f"; {counted:.0f} % of the warps' time waits for products"
-    return f"the loop waits {facts.loop.waits} times a step for all products to end{stalls}"
+    stalls = "" if stalled is None else f"; {stalled:.0f} % of the warps' time waits for products"
+    return f"the loop waits {counted(facts.loop.waits, 'time')} a step for all products to end{stalls}"
 
 
 def _l2(facts: Facts) -> str:
@@ -122,8 +123,8 @@ def _l2(facts: Facts) -> str:
 
 
 def _conflicts(facts: Facts) -> str:
-    counted, all_ = facts.counters.get(f.CONFLICTS, 0.0), facts.counters.get(f.WAVEFRONTS, 0.0)
-    part = counted / all_ if all_ else 0.0
+    repeated, all_ = facts.counters.get(f.CONFLICTS, 0.0), facts.counters.get(f.WAVEFRONTS, 0.0)
+    part = repeated / all_ if all_ else 0.0
     return (
         f"{part:.0%} of the accesses to shared memory are repeated for conflicts" if part > _CONFLICTS else ""
     )

@@ -103,7 +103,11 @@ def test_the_more_severe_finding_comes_first() -> None:
 def test_counters_overrule_what_the_code_suggests() -> None:
     serial = CASES["serial loop"]
     assert findings(_facts(**serial, counters={f.GMMA: 5.0})) == ()
-    assert "46 %" in findings(_facts(**serial, counters={f.GMMA: 46.0}))[0].evidence
+    assert "waits 2 times a step for all products to end; 46 %" in (
+        findings(_facts(**serial, counters={f.GMMA: 46.0}))[0].evidence
+    )
+    once = replace(LOOP, pipelined=False, waits=1)
+    assert "waits 1 time a step" in findings(_facts(loop=once))[0].evidence
 
 
 def _config(tile: int, workers: int = 4) -> Config:
