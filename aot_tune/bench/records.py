@@ -6,7 +6,6 @@ reader can check whether it is out of date. Prints nothing and measures nothing.
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
 import math
@@ -184,17 +183,13 @@ def add(folder: Path, section: str, name: str, record: Record) -> Path:
     """
     path = _path(folder, record.made_with.device, section)
     _make(path.parent)
-    held = os.open(path.parent, os.O_RDONLY)
-    try:
-        fcntl.flock(held, fcntl.LOCK_EX)
+    with files.locked_folder(path.parent, math.inf):
         records: dict[str, Any] = {}
         if path.exists():
             _records(path)  # an unreadable file is not overwritten
             records = json.loads(files.read_bytes(path))
         records[name] = asdict(record)
         files.write_atomic(path, dump(records).encode())
-    finally:
-        os.close(held)
     return path
 
 

@@ -53,7 +53,7 @@ def check(
     folders = _package_folders(declared.values(), bare)
     if path is None:
         own_findings = (_root(folder, kernels, own=True) for folder, kernels in folders.items())
-        return list(chain.from_iterable(own_findings))
+        return [*chain.from_iterable(own_findings), *_at_former_places(declared.values())]
     path = _existing(path)
     home = _home(path, folders)
     shipped = store.libraries_folder().resolve()
@@ -150,6 +150,19 @@ def _package_folders(
     for kernel in kernels:
         folders.setdefault(store.package_folder(kernel.tunable), {})[kernel.tunable.name] = kernel
     return folders
+
+
+def _at_former_places(kernels: Iterable[FoundKernel]) -> Iterator[Finding]:
+    """Yield tables in a folder that all distributions of a namespace package share."""
+    for tunable in (kernel.tunable for kernel in kernels if kernel.tunable.tables is None):
+        right = store.package_folder(tunable)
+        for former in store.former_folders(tunable.package):
+            for path in sorted(former.glob(f"*/{tunable.name}.json")):
+                place = right / path.parent.name
+                what = f"not read: tables of {tunable.package} lie in {right}"
+                yield _finding(
+                    path, what, f"mkdir -p {place} && mv {path} {place}, then compile its cubins again"
+                )
 
 
 def _root(folder: Path, kernels: Mapping[str, FoundKernel], *, own: bool) -> Iterator[Finding]:

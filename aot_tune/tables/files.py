@@ -1,11 +1,13 @@
-"""Read a regular file without blocking; replace a file atomically. Never interprets its content."""
+"""Read a regular file without blocking; replace a file atomically; lock a folder. Never interprets them."""
 
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
 import stat
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import NoReturn
 
@@ -14,6 +16,9 @@ from aot_tune.tables.strict_json import MOST_BYTES
 
 _LEFTOVER_SECONDS = 3600.0
 """Age, in seconds, from which a temporary file is a killed writer's: writing takes milliseconds."""
+
+_POLL_S = 0.005
+"""Seconds between two attempts to take a lock."""
 
 
 def open_regular(path: Path) -> int:
@@ -89,6 +94,40 @@ def write_atomic(path: Path, data: bytes, *, durable: bool = True) -> None:
                 temporary.unlink()
 
 
+@contextlib.contextmanager
+def locked_folder(folder: Path, patience_s: float) -> Iterator[bool]:
+    """Lock a folder while files in it are read and replaced; create a missing folder.
+
+    The system frees the lock when its holder ends, for whatever reason. A file system that cannot lock a
+    folder (NFS) is used without a lock: two writers then collide only if both replace a file within the same
+    milliseconds. No file is made.
+
+    Args:
+        folder: The folder.
+        patience_s: Longest wait for another process, seconds.
+
+    Yields:
+        Whether it is locked; False where another process did not release it in time.
+
+    Raises:
+        StoreError: The folder cannot be created or opened.
+    """
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
+    except (OSError, ValueError) as error:
+        _cannot("write in", folder, error)
+    try:
+        limit = time.monotonic() + patience_s
+        while not (is_held := _is_taken(descriptor)) and time.monotonic() <= limit:
+            time.sleep(_POLL_S)
+        yield is_held
+    finally:
+        with contextlib.suppress(OSError):
+            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile holds it too
+        os.close(descriptor)
+
+
 def check_writable(folder: Path) -> None:
     """Refuse a folder in which no file can be made, before any work is done. Makes no folder itself.
 
@@ -116,6 +155,16 @@ def check_replaceable(path: Path) -> None:
         _mode_of(path)
     except (OSError, ValueError) as error:
         _cannot("write", path, error)
+
+
+def _is_taken(descriptor: int) -> bool:
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return False
+    except OSError:  # this file system cannot lock folders
+        pass
+    return True
 
 
 def _mode_of(path: Path) -> int | None:

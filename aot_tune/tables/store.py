@@ -61,6 +61,19 @@ def libraries_folder() -> Path:
     return folder_of_package(__name__.partition(".")[0]) / LIBRARIES
 
 
+def former_folders(package: str) -> list[Path]:
+    """Return where the tables of a package below a namespace package once were: in or next to the namespace.
+
+    Raises:
+        StoreError: The package has no folder, or several.
+    """
+    top = _spec(package.partition(".")[0])
+    if top is None or top.origin is not None:
+        return []
+    home = _home(package)
+    return [tables_at(place) for place in _places(top) if place != home]
+
+
 def tables_at(home: Path) -> Path:
     """Return the folder of the tables of the package in a folder (steps of `folder_of_package`)."""
     inside, adjacent = home / FOLDER_NAME, home.parent / FOLDER_NAME

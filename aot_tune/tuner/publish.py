@@ -2,19 +2,14 @@
 
 from __future__ import annotations
 
-import fcntl
-import os
-import time
 from collections.abc import Callable, Collection, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from filelock import lock_descriptor
-
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.fingerprint.hashing import source_hash, unhashable
-from aot_tune.errors import TuneError
+from aot_tune.errors import StoreError, TuneError
 from aot_tune.tables import files, store, writer
 from aot_tune.tables.fit import entry_complaints, portfolio_complaints
 from aot_tune.tables.states import edge_times
@@ -28,9 +23,6 @@ from aot_tune.values.problem import Problem
 
 PATIENCE_S = 60.0
 """Longest wait for another writer, seconds. Replacing a table takes milliseconds, at worst seconds."""
-
-_POLL_S = 0.05
-"""Seconds between two attempts to take the lock."""
 
 
 def refusals(
@@ -295,11 +287,7 @@ def _worsened(old: Entry, new: Entry, *, in_time: bool) -> str | None:
 
 @contextmanager
 def locked(path: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
-    """Lock a table's folder while the table is read and replaced; create a missing folder.
-
-    The system frees the lock when its holder ends, for whatever reason. A file system that cannot lock a
-    folder (NFS) is used without a lock: two writers then collide only if both replace the table within the
-    same milliseconds.
+    """Lock a table's folder while the table is read and replaced (`files.locked_folder`).
 
     Args:
         path: The table's file.
@@ -309,36 +297,17 @@ def locked(path: Path, patience_s: float = PATIENCE_S) -> Iterator[None]:
         TuneError: Another process does not release the lock, or the folder cannot be created or opened.
     """
     folder = path.parent
-    try:
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    except OSError as error:
-        raise TuneError(
-            f"{folder}: cannot be opened to write {path.name} ({error.strerror}); free the path, or name "
-            "another folder with --out; the measured times are kept"
-        ) from error
-    try:
-        _wait(descriptor, folder, patience_s)
-        yield
-    finally:
-        with suppress(OSError):
-            fcntl.flock(descriptor, fcntl.LOCK_UN)  # a child that was forked meanwhile holds it too
-        os.close(descriptor)
-
-
-def _wait(descriptor: int, folder: Path, patience_s: float) -> None:
-    limit = time.monotonic() + patience_s
-    while not _taken(descriptor):
-        if time.monotonic() > limit:
+    with ExitStack() as stack:
+        try:
+            is_held = stack.enter_context(files.locked_folder(folder, patience_s))
+        except StoreError as error:
+            raise TuneError(
+                f"{folder}: cannot be opened to write {path.name} ({error}); free the path, or name another "
+                "folder with --out; the measured times are kept"
+            ) from error
+        if not is_held:
             raise TuneError(
                 f"{folder}: another process has held these tables for {patience_s:g} s; wait for it or stop "
                 "it, and run the same command again: the measured times are kept"
             )
-        time.sleep(_POLL_S)
-
-
-def _taken(descriptor: int) -> bool:
-    try:
-        return lock_descriptor(descriptor, blocking=False)
-    except OSError:  # this file system cannot lock folders
-        return True
+        yield

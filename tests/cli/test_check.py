@@ -205,6 +205,26 @@ def test_a_table_whose_lines_git_has_converted_is_found_as_such(tmp_path: Path) 
     assert line.endswith("lines end in CRLF: write *.json eol=lf into .gitattributes, and check it out anew")
 
 
+def test_a_table_in_the_shared_folder_of_a_namespace_package_is_found_with_its_move(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "acme_of_check" / "beta").mkdir(parents=True)
+    monkeypatch.syspath_prepend(str(tmp_path))
+    former = write(tmp_path / "acme_of_check" / "tuned_configs", scale_table())
+    own = tmp_path / "acme_of_check" / "beta" / "tuned_configs"
+    moved = dataclasses.replace(scale, package="acme_of_check.beta", tables=None)
+    kernels = {"scale": dataclasses.replace(scale_in(tmp_path)["scale"], tunable=moved)}
+    no_tables, found = map(str, check(kernels))
+    assert no_tables.startswith(f"{own}: holds no tables for scale")
+    assert found.startswith(
+        f"{former}: not read: tables of acme_of_check.beta lie in {own}: "
+        f"mkdir -p {own / 'sm90'} && mv {former} {own / 'sm90'}, "
+    )
+    (own / "sm90").mkdir(parents=True)
+    former.rename(own / "sm90" / "scale.json")
+    assert check(kernels) == []
+
+
 def test_a_kernel_without_a_table_for_an_arch_that_has_others_is_found(tmp_path: Path) -> None:
     write(tmp_path, scale_table())
     (tmp_path / "sm100").mkdir()

@@ -94,6 +94,8 @@ def namespace(tmp_path, monkeypatch):
 )
 def test_distributions_of_a_namespace_package_share_no_folder(package, folder, namespace):
     assert store.package_folder(_declared(package)) == namespace / folder / "tuned_configs"
+    former = [str(path.relative_to(namespace)) for path in store.former_folders(package)]
+    assert sorted(former) == [f"{name}/acme_ns/tuned_configs" for name in ("ext", "site", "src")]
 
 
 def test_a_package_that_lies_in_several_folders_has_none_for_its_tables(namespace):
@@ -106,6 +108,11 @@ def test_a_folder_that_the_path_leads_to_twice_is_one(namespace, monkeypatch):
     monkeypatch.syspath_prepend(str(namespace / "link"))
     home = store.package_folder(_declared("acme_ns.beta"))
     assert home == namespace / "link" / "acme_ns" / "beta" / "tuned_configs"
+    assert len(store.former_folders("acme_ns.beta")) == 3
+
+
+def test_a_regular_package_has_no_former_folder(package):
+    assert store.former_folders("somelib.kernels") == []
 
 
 @pytest.mark.parametrize("name", ["no_such_package", "", "sys"])

@@ -11,7 +11,6 @@ from pathlib import Path
 import pytest
 
 from aot_tune.errors import TuneError
-from aot_tune.tuner import publish as table_lock
 from aot_tune.tuner.publish import locked
 
 HOLDER = """
@@ -62,10 +61,10 @@ def test_a_second_waits_for_the_first(path: Path) -> None:
 def test_a_file_system_without_locks_of_folders_is_used_without(
     path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refused(descriptor: int, *, blocking: bool) -> bool:
+    def refused(descriptor: int, operation: int) -> None:
         raise OSError(9, "Bad file descriptor")  # as NFS answers
 
-    monkeypatch.setattr(table_lock, "lock_descriptor", refused)
+    monkeypatch.setattr("fcntl.flock", refused)
     with locked(path, 0.0):
         pass
 

@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import fcntl
 import hashlib
 import json
-import os
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +19,9 @@ from aot_tune.values.arch import Arch
 
 Finder = Callable[[str, str, str | None], Any]
 """Finds a kernel again by `CompileJob.module`, `CompileJob.name` and `CompileJob.kernel`."""
+
+_PATIENCE_S = 60.0
+"""Longest wait for another process that keeps a cubin, seconds; then it is written without the lock."""
 
 
 @message
@@ -168,23 +168,8 @@ def keep(folder: Path, result: Compiled, cubin: bytes) -> None:
         "resources": asdict(result.resources),
         "loop": None if result.loop is None else asdict(result.loop),
     }
-    with _locked(folder):
+    with files.locked_folder(folder, _PATIENCE_S):
         if cached(folder, result.key) is None:
             # Neither file is synchronised: a cubin that a power failure empties is compiled again.
             files.write_atomic(result.path, cubin, durable=False)
             files.write_atomic(folder / f"{result.key}.json", json.dumps(note).encode(), durable=False)
-
-
-@contextmanager
-def _locked(folder: Path) -> Iterator[None]:
-    """Let one process write in a folder at a time; where it cannot be locked, the writer goes on."""
-    descriptor = -1
-    with suppress(OSError):
-        folder.mkdir(parents=True, exist_ok=True)
-        descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
-    try:
-        yield
-    finally:
-        if descriptor >= 0:
-            os.close(descriptor)
