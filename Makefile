@@ -11,7 +11,7 @@ ARCH ?=
 KERNEL ?=
 PROBLEM ?=
 LIMIT ?=
-GPUS ?=
+REQUIRE ?=
 # How long `make fuzz` takes, all readers together.
 SECONDS ?= 60
 # A library that the tests of recording record: never installed in the environment.
@@ -25,7 +25,7 @@ ARGS ?=
 
 RUN = $(if $(VENV),$(VENV)/bin/python,$(PYTHON))
 TUNE = $(if $(ARCH),--arch $(ARCH)) $(KERNEL) $(if $(PROBLEM),--problem '$(PROBLEM)') \
-       $(if $(LIMIT),--limit $(LIMIT)) $(if $(GPUS),--gpus $(GPUS))
+       $(if $(LIMIT),--limit $(LIMIT)) $(if $(REQUIRE),--require $(REQUIRE))
 
 .DEFAULT_GOAL := help
 .PHONY: help tune cubins test test-fast test-slow test-gpu test-ray faults fuzz check check-archs bench lint fmt wheel clean venv third-party flashinfer third-party-all
@@ -36,7 +36,7 @@ help: ## print this
 	@echo '  PYTHON=$(PYTHON)  makes the environment VENV=$(VENV); VENV= (empty) uses PYTHON as it is'
 	@echo '  ARGS=...  is passed on, e.g. make test ARGS="-k bucket"'
 
-tune: venv ## tune for ARCH (default: this GPU, else sm100, and a first look without one); KERNEL= PROBLEM= LIMIT= GPUS=all
+tune: venv ## tune for ARCH (default: this GPU, else sm100, and a first look without one); KERNEL= PROBLEM= LIMIT= REQUIRE=measured
 	$(RUN) -m aot_tune tune $(strip $(TUNE) $(ARGS))
 
 cubins: venv ## compile what the tables need for ARCH="sm90 sm100" into tuned_configs/<arch>/cubins.aot; KERNEL=

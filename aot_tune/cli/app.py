@@ -153,8 +153,7 @@ def tune(
     gpus: Annotated[
         str | None,
         typer.Option(
-            metavar="0,1|all",
-            help="Indexes of the GPUs to measure on; by default all of the arch, else it predicts.",
+            metavar="0,1|all", help="Indexes of the GPUs to measure on; all of the arch by default."
         ),
     ] = None,
     ray: Annotated[
@@ -188,6 +187,9 @@ def tune(
     fresh: Annotated[
         bool, typer.Option("--fresh", help="Start over where a journal could be resumed.")
     ] = False,
+    require: Annotated[
+        str | None, typer.Option(metavar="measured", help="Fail where times could only be predicted.")
+    ] = None,
     allow_worse: AllowWorse = False,
     as_json: AsJson = False,
     verbose: Verbose = False,
@@ -203,6 +205,8 @@ def tune(
     from aot_tune.tuner.sweep.report import SweepRequest
 
     budget_s = command.seconds("--time-budget", time_budget) if time_budget is not None else None
+    if require not in (None, "measured"):
+        raise UsageError(f"--require {require!r}: write measured, or leave it out to allow predictions")
     if ray is not None:
         _check_ray(arch, gpus)
     target = selection.chosen_arch(arch)
@@ -215,7 +219,8 @@ def tune(
             command.say(note)
         for name, missed_problems in missed.items():
             problems[name] = tuple(dict.fromkeys((*problems.get(name, ()), *missed_problems)))
-    devices = selection.chosen_gpus(target, gpus) if ray is None else ()
+    required = require is not None
+    devices = selection.chosen_gpus(target, gpus, require_measured=required) if ray is None else ()
     if budget_s is not None and ray is None and not devices:
         raise UsageError(
             f"--time-budget is for measuring, but without an {target} GPU times are predicted; leave it out, "
@@ -232,6 +237,7 @@ def tune(
             and ray is None
             and not (kernel or module or problems or limit or exhaustive or full),
             exhaustive=exhaustive,
+            require_measured=required,
             out=out,
             time_budget_s=budget_s,
             jobs=jobs,

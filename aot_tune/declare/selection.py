@@ -6,7 +6,7 @@ import difflib
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
-from aot_tune.errors import UsageError
+from aot_tune.errors import TuneError, UsageError
 from aot_tune.nvidia.nvml import Gpu, visible_gpus
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Pow2, edge
@@ -42,16 +42,18 @@ def arch_remarks(name: str | None) -> Iterator[str]:
         yield f"no GPU is visible, so this is for {FALLBACK_ARCH}; --arch names another, such as sm90"
 
 
-def chosen_gpus(arch: Arch, indexes: str | None) -> tuple[Gpu, ...]:
+def chosen_gpus(arch: Arch, indexes: str | None, *, require_measured: bool = False) -> tuple[Gpu, ...]:
     """Return the GPUs to measure on: the named ones, else all of `arch`; none where a sweep must predict.
 
     Args:
         arch: The arch to tune for.
         indexes: The value of --gpus, places among the GPUs that this process may use as ``0,1``, or ``all``,
             or None.
+        require_measured: Whether a missing GPU is an error instead of a reason to predict.
 
     Raises:
         UsageError: A named GPU is missing or of another arch, or the GPUs are of several models.
+        TuneError: There is no GPU of `arch`, and --require measured asks for one.
     """
     gpus = visible_gpus() or ()
     here = ", ".join(
@@ -66,6 +68,12 @@ def chosen_gpus(arch: Arch, indexes: str | None) -> tuple[Gpu, ...]:
         raise UsageError(
             f"--gpus all: none is an {arch} GPU; this process may use {here or 'none'}; leave --gpus out to "
             "predict"
+        )
+    if not chosen and require_measured:
+        usable = f"no {arch} GPU ({here})" if here else "no GPU"
+        raise TuneError(
+            f"--require measured: this measures, and this process may use {usable}; run it on a machine with "
+            "a GPU of the arch, or leave the option out to predict"
         )
     models: dict[str, list[str]] = {}
     for gpu in chosen:

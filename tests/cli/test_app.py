@@ -95,6 +95,7 @@ def _h200(monkeypatch: pytest.MonkeyPatch) -> None:
         (["tune", "scala"], "there is scale"),
         (["tune", "--problem", "K=3"], "it has dtype M N"),
         (["tune", "--problem", "M"], "name=value"),
+        (["tune", "--require", "guessed"], "write measured"),
         (["tune", "--gpus", "0"], "--gpus 0 is not an sm100 GPU"),
         (
             ["tune", "--time-budget", "1s"],
@@ -182,7 +183,7 @@ def test_every_option_of_tune_reaches_the_sweep(
     _h200(monkeypatch)
     words = (
         "tune scale --arch 90 --module tests.support.samples --problem M=300,N=8,dtype=bfloat16 "
-        "--limit 2 --allow-worse --exhaustive --out O --jobs 3 --gpus 0 --journal J "
+        "--limit 2 --allow-worse --exhaustive --require measured --out O --jobs 3 --gpus 0 --journal J "
         "--cubins C --fresh"
     )
     assert _run(*words.split()).exit_code == 0
@@ -195,6 +196,7 @@ def test_every_option_of_tune_reaches_the_sweep(
     )  # fmt: skip
     assert (request.out, request.journal, request.cubins) == (Path("O"), Path("J"), Path("C"))
     assert request.exhaustive
+    assert request.require_measured
     assert request.fresh
     assert request.allow_worse
 
@@ -303,6 +305,15 @@ def test_a_gpu_measures_all_that_is_declared(
     _run("tune", "--full")
     assert [(request.predicts, request.first_look) for request in requests] == [(False, False)] * 2
     assert "first look" not in said
+
+
+def test_a_required_measurement_without_a_gpu_is_exit_code_1(requests: list[SweepRequest]) -> None:
+    result = _run("tune", "--require", "measured")
+    assert result.exit_code == 1
+    assert result.stderr.startswith(
+        "aot-tune: --require measured: this measures, and this process may use no GPU;"
+    )
+    assert requests == []
 
 
 def test_a_problem_without_times_is_exit_code_1(tables: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -654,13 +665,13 @@ def test_make_tune_gives_the_command_line_its_words(
     _h200(monkeypatch)
     (planned,) = planned_commands(
         "tune", "ARCH=sm90", "KERNEL=scale scale", "PROBLEM=M=300,N=8,dtype=bfloat16", "LIMIT=2",
-        "GPUS=all", "ARGS=--fresh",
+        "REQUIRE=measured", "ARGS=--fresh",
     )  # fmt: skip
     done = _run(*shlex.split(planned.partition(" -m aot_tune ")[2]))
     assert done.exit_code == 0, done.stderr
     (request,) = requests
     assert [found.tunable.name for found in request.kernels] == ["scale"]
-    assert (request.arch, request.limit, request.gpus, request.fresh) == (SM90, 2, (0,), True)
+    assert (request.arch, request.limit, request.require_measured, request.fresh) == (SM90, 2, True, True)
     assert list(map(str, request.problems["scale"])) == ["dtype=bfloat16 M=300 N=8"]
 
 

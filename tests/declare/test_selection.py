@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from aot_tune.declare import selection
-from aot_tune.errors import ArchError, UsageError
+from aot_tune.errors import ArchError, TuneError, UsageError
 from aot_tune.kernels import rms_norm_tunable
 from aot_tune.nvidia.nvml import Gpu
 from aot_tune.values.arch import Arch
@@ -41,6 +41,8 @@ def test_the_arch_is_the_one_named_else_this_machines_else_sm100(gpus: list[Gpu]
 
 def test_the_gpus_are_those_named_else_all_of_the_arch_else_none(gpus: list[Gpu]) -> None:
     assert selection.chosen_gpus(SM90, None) == ()
+    with pytest.raises(TuneError, match=r"--require measured: .* this process may use no GPU; run"):
+        selection.chosen_gpus(SM100, None, require_measured=True)
     with pytest.raises(UsageError, match="--gpus all: none is an sm90 GPU; this process may use none"):
         selection.chosen_gpus(SM90, "all")
     gpus += [
@@ -48,11 +50,11 @@ def test_the_gpus_are_those_named_else_all_of_the_arch_else_none(gpus: list[Gpu]
         Gpu(index=1, name="NVIDIA H200", arch=SM90, uuid="b"),
         Gpu(index=2, name="NVIDIA H200", arch=SM90, uuid="c"),
     ]
-    with pytest.raises(UsageError, match="none is an sm120 GPU; this process may use 0: NVIDIA B200 sm100"):
-        selection.chosen_gpus(Arch.parse("sm120"), "all")
-    assert selection.chosen_gpus(SM90, None) == (gpus[1], gpus[2])
-    assert selection.chosen_gpus(SM90, "all") == (gpus[1], gpus[2])
-    assert selection.chosen_gpus(SM90, "2, 1") == (gpus[1], gpus[2])
+    with pytest.raises(TuneError, match="may use no sm120 GPU \\(0: NVIDIA B200 sm100"):
+        selection.chosen_gpus(Arch.parse("sm120"), None, require_measured=True)
+    assert selection.chosen_gpus(SM90, None, require_measured=True) == (gpus[1], gpus[2])
+    assert selection.chosen_gpus(SM90, "all", require_measured=True) == (gpus[1], gpus[2])
+    assert selection.chosen_gpus(SM90, "2, 1", require_measured=True) == (gpus[1], gpus[2])
     assert selection.chosen_gpus(SM90, "1") == (gpus[1],)
     for index in (0, 3):
         with pytest.raises(UsageError, match=f"--gpus {index} is not an sm90 GPU.*1: NVIDIA H200 sm90"):

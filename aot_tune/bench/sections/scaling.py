@@ -139,7 +139,7 @@ class Sweeps:
         cores = self._cores[first * share : (first + width) * share] or self._cores
         gpus = self._gpus[first : first + width]
         folder = Path(tempfile.mkdtemp(dir=self._folder))
-        command = [*self.tune, *self._words, "--jobs", str(len(cores))]
+        command = [*self.tune, *self._words, "--require", "measured", "--jobs", str(len(cores))]
         command += ["--gpus", ",".join(str(gpu.index) for gpu in gpus)]
         for option in ("out", "journal", "cubins"):
             command += [f"--{option}", str(folder / option)]

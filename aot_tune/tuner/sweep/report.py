@@ -57,6 +57,10 @@ class SweepRequest:
     exhaustive: bool = False
     """Whether to measure every candidate instead of the model's best few."""
 
+    require_measured: bool = False
+    """Whether a missing GPU is an error instead of a reason to predict. The command line raises it; `command`
+    repeats the option."""
+
     out: Path | None = None
     """Folder of tables to write to; None for each package's own folder, or `PREDICTED_FOLDER` when
     predicting."""
@@ -156,6 +160,7 @@ class SweepRequest:
             words += ["--time-budget", f"{self.time_budget_s:g}s"]
         words += ["--exhaustive"] if self.exhaustive else []
         words += ["--allow-worse"] if self.allow_worse else []
+        words += ["--require", "measured"] if self.require_measured else []
         return words
 
 

@@ -21,6 +21,7 @@ def main() -> int:
     """Sweep what the words say; return the exit status."""
     parser = argparse.ArgumentParser()
     parser.add_argument("kernels", nargs="+")
+    parser.add_argument("--require", choices=["measured"], required=True)
     parser.add_argument("--gpus", type=lambda text: tuple(map(int, text.split(","))), required=True)
     for option in ("--limit", "--jobs"):
         parser.add_argument(option, type=int, required=True)

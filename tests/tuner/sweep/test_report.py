@@ -36,6 +36,7 @@ def test_the_command_asks_for_the_same_again_without_starting_over(tmp_path: Pat
         problems={"scale": (Problem({"dtype": "bfloat16", "M": 3, "N": 8}),)},
         limit=4,
         exhaustive=True,
+        require_measured=True,
         out=Path("a folder"),
         jobs=2,
         gpus=(0,),
@@ -46,7 +47,7 @@ def test_the_command_asks_for_the_same_again_without_starting_over(tmp_path: Pat
     assert shlex.split(request.command()) == [
         "aot-tune", "tune", "scale", "--arch", "sm90", "--module", "tests.support.samples",
         "--problem", "dtype=bfloat16,M=3,N=8", "--limit", "4", "--out", "a folder", "--jobs", "2",
-        "--gpus", "0", "--journal", "j", "--cubins", "c", "--exhaustive",
+        "--gpus", "0", "--journal", "j", "--cubins", "c", "--exhaustive", "--require", "measured",
     ]  # fmt: skip
 
 
