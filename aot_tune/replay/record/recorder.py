@@ -446,13 +446,15 @@ class Recorder:
     def _table(self, kernel: _Kernel, *, times: bool = True) -> RecordedTable:
         """Return a kernel's table to add to. Another process of the program may have written it meanwhile.
 
-        A launch has no time, so that only other code or another version of the library drops it.
+        A launch has no time, so that only other code or another version of the library drops it. As in
+        tables of declared kernels, the driver may change.
         """
         existing, empty = _existing(kernel.path), kernel.empty
         if existing is None:
             return empty
         same_code = (existing.source_hash, existing.library) == (empty.source_hash, empty.library)
-        if same_code and (existing.built_with == empty.built_with or not times):
+        built = dataclasses.replace(existing.built_with, driver=empty.built_with.driver)
+        if same_code and (built == empty.built_with or not times):
             return existing
         launched = existing.launched if same_code else ()
         if count := len(existing.entries) + len(existing.launched) - len(launched):
@@ -474,7 +476,8 @@ class Recorder:
                 "matter; the safest of them is replayed"
             ] = None
         others = [entry for entry in table.entries if not _same_problem(entry, won[0].entry)]
-        table = dataclasses.replace(table, entries=(*others, *entries))
+        built = table.built_with if [*entries] == earlier else _built_with(task)
+        table = dataclasses.replace(table, entries=(*others, *entries), built_with=built)
         launched = tuple(one for one in table.launched if one not in table.won)
         return dataclasses.replace(table, launched=launched)
 

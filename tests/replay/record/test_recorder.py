@@ -231,11 +231,28 @@ def test_a_launch_is_written_once_and_drops_no_time_of_another_machine(
     path.unlink()
     recorder(launched(1))
     assert not path.exists()
+    of_another = replace(of_another, built_with=replace(of_another.built_with, tileiras="1.2"))
     path.write_bytes(dump(replace(of_another, launched=(launched(2).launched,))))
     tuned(*tensors(5000))
     (remark,) = site(recorder).remarks
-    assert remark.endswith("begins anew, without the 1 entry that it had: driver was 1.2, now ")
+    assert "begins anew, without the 1 entry that it had: tileiras was 1.2, now " in remark
     assert (len(read(tmp_path).entries), len(read(tmp_path).launched)) == (1, 1)
+
+
+def test_another_driver_drops_no_time_and_is_named_once_an_entry_changes(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    tuned(*tensors(1024))
+    table = read(tmp_path)
+    (path,) = recorder.tables
+    data = dump(replace(table, built_with=replace(table.built_with, driver="1.2")))
+    path.write_bytes(data)
+    another(out=tmp_path / "tables", journals=tmp_path / "other journals")
+    tuned(*tensors(1024))
+    assert path.read_bytes() == data  # the same winner
+    tuned(*tensors(5000))
+    assert (len(read(tmp_path).entries), read(tmp_path).built_with) == (2, table.built_with)
+    assert [remark for one in others[0].sites.values() for remark in one.remarks] == []
 
 
 def test_a_config_that_the_library_changes_is_replayed(
