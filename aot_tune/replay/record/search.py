@@ -15,8 +15,13 @@ the process, and is skipped in the next run.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+import os
+import signal
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any
 
 from aot_tune.errors import NotRecordableError
@@ -217,8 +222,9 @@ class LibrarySearch:
             return
         self._journal.begin(at)
         try:
-            self._launch(at)
-            outcome = known if isinstance(known, Measurement) else self._timed(at)
+            with _on_termination(partial(self._journal.abandon, at)):
+                self._launch(at)
+                outcome = known if isinstance(known, Measurement) else self._timed(at)
         except Exception as error:
             self._fail(at, error)
             return
@@ -343,3 +349,28 @@ def as_result(call: SearchCall, results: Searched) -> Any:
     }
     failures = [(call.space[at], kind, message) for at, (kind, message) in sorted(results.failures.items())]
     return cutile.result_of(measured[results.winner], tuple(measured.values()), tuple(failures))
+
+
+@contextmanager
+def _on_termination(call: Callable[[], None]) -> Iterator[None]:
+    """Call a function before SIGTERM ends this process, where the program leaves that signal alone.
+
+    So torchrun ends the ranks beside one that failed; what they run is not to blame. Signals are handled in
+    the main thread; in others nothing is called.
+    """
+
+    def end(number: int, frame: object) -> None:
+        call()
+        signal.signal(number, signal.SIG_DFL)
+        os.kill(os.getpid(), number)
+
+    is_main = threading.current_thread() is threading.main_thread()
+    if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        yield
+        return
+    signal.signal(signal.SIGTERM, end)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGTERM) is end:
+            signal.signal(signal.SIGTERM, signal.SIG_DFL)

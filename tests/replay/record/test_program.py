@@ -302,6 +302,32 @@ def test_a_search_that_is_interrupted_excludes_no_config_and_is_told(tmp_path: P
     assert rest[0] == "1 table written:"
 
 
+AGENT = "os.getppid()"
+RECORDER = f'int(open(f"/proc/{{{AGENT}}}/stat").read().rpartition(")")[2].split()[1])'
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("asked", [AGENT, RECORDER], ids=["torchrun", "aot-tune"])
+def test_ranks_that_torchrun_ends_exclude_no_config(asked: str, tmp_path: Path) -> None:
+    line = "    from tests.support import tuned_once\n"
+    begun = 'import os, torch.distributed\ntorch.distributed.init_process_group("gloo")\n'
+    ranked = begun + ONCE.replace("empty(rows,", 'empty(rows * (1 + int(os.environ["RANK"])),')
+    ranked = ranked.replace("print(", "0 and print(")  # of two processes
+    (tmp_path / "whole.py").write_text(ranked)
+    (tmp_path / "stopped.py").write_text(ranked.replace(line, line + INTERRUPTED.replace(AGENT, asked)))
+    torchrun = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2"]
+    command = ["record", "--out", "tables", "--", *torchrun]
+    one_of_each = {"AOT_TUNE_RANKED": "1"}
+    done = aot_tune(tmp_path, *command, "stopped.py", "1024", **one_of_each)
+    assert done.returncode == 1
+    interrupted = "interrupted by SIGTERM: no config is passed over for it" in done.stderr.splitlines()
+    assert interrupted == (asked == RECORDER)
+    assert ": a search had not ended: its outcomes are kept" in done.stderr
+    done = aot_tune(tmp_path, *command, "whole.py", "1024", **one_of_each)
+    (row,) = (line.split() for line in done.stderr.splitlines() if line.startswith(f"{SEARCH} "))
+    assert (row[2], row[-2:]) == ("2", ["0", "0"])
+
+
 @pytest.mark.parametrize("verb", ["record", "run"])
 def test_without_a_program_it_is_told_what_to_do(verb: str, tmp_path: Path) -> None:
     done = aot_tune(tmp_path, verb)
