@@ -316,12 +316,13 @@ def diff_markdown(diffs: Sequence[TableDiff]) -> str:
         return f"### No differences in {counted(len(diffs), 'table')}"
     worse = sum(change.verdict == "less" for diff in changed for change in diff.changes)
     mark = f"⚠️ {counted(worse, 'entry gains', 'entries gain')} less" if worse else "✅ no entry gains less"
-    heads = ["table", "over default", *_WORDS.values()]
+    heads = ["table", "over default", "portfolio regret", *_WORDS.values()]
     lines = [
         f"### {len(changed)} of {counted(len(diffs), 'table')} changed: {mark}",
         "",
         f"{_summary(changed)}. *Less* and *more* are gains over the default that changed by over {BAND:.0%}. "
-        "*Over default* is each side's mean of all its entries.",
+        "*Over default* is each side's mean of all its entries, *portfolio regret* the worst that "
+        "the portfolio leaves against all candidates.",
         "",
         *_head(heads),
     ]
@@ -358,7 +359,17 @@ def _overview_row(diff: TableDiff) -> str:
     sides = ([] if side is None else side.gains for side in (diff.old, diff.new))
     means = " → ".join(f"{geometric_mean(gains):.3f}x" if gains else "-" for gains in sides)
     counts = Counter(change.verdict for change in diff.changes)
-    return _row(_code(_named(diff)), means, *(str(counts[verdict] or "") for verdict in _WORDS))
+    cells = (str(counts[verdict] or "") for verdict in _WORDS)
+    return _row(_code(_named(diff)), means, _portfolio_regret(diff), *cells)
+
+
+def _portfolio_regret(diff: TableDiff) -> str:
+    """Return both sides' worst regret of the portfolio, marked where it grows; empty where it is the same."""
+    regrets = [side.portfolio_regret for side in (diff.old, diff.new) if side is not None]
+    if len({*regrets}) < 2:
+        return ""
+    mark = "⚠️ " if regrets[1] > regrets[0] + BAND else ""
+    return f"{mark}{regrets[0]:.1%} → {regrets[1]:.1%}"
 
 
 def _fitting(lines: Sequence[str], room: int) -> tuple[list[str], int]:

@@ -293,10 +293,11 @@ def _at_edge(index: Index, choice: Choice, default: Config) -> tuple[AtEdge, ...
         return ()
     point = match.entry.points[-1]
     times = {first_state(point.states): point.us, **point.states}
+    configs = (*match.table.portfolio, default)
     return tuple(
-        AtEdge(config=config, us={name: us[place] for name, us in times.items()})
-        for place, config in enumerate((*match.table.portfolio, default))
-        if point.us[place] is not None
+        AtEdge(config=config, us={name: us[configs.index(config)] for name, us in times.items()})
+        for config in dict.fromkeys(configs)
+        if point.us[configs.index(config)] is not None
     )
 
 

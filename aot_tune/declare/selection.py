@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import TYPE_CHECKING
 
@@ -122,13 +123,13 @@ def chosen_kernels(found: Mapping[str, FoundKernel], names: Sequence[str]) -> tu
 def parse_problem(text: str) -> dict[str, Value]:
     """Read ``M=300,N=4096,dtype=bfloat16``: digits are a size, true and false a flag, other words a class.
 
-    Flags may be written as Python prints them.
+    Flags may be written as Python prints them, and spaces take the place of commas, as in printed buckets.
 
     Raises:
         UsageError: The text does not have that form.
     """
     values: dict[str, Value] = {}
-    for part in text.split(","):
+    for part in re.split(r",\s*|\s+(?=\w+\s*=)", text.strip()):
         name, equals, value = (word.strip() for word in part.partition("="))
         if not (name and equals and value):
             raise UsageError(

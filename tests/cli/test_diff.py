@@ -154,12 +154,13 @@ GOLDEN = """\
 ### 2 of 3 tables changed: ⚠️ 1 entry gains less
 
 2 entries changed (1 less, 1 more). *Less* and *more* are gains over the default that changed by over 5%. \
-*Over default* is each side's mean of all its entries.
+*Over default* is each side's mean of all its entries, *portfolio regret* the worst that the portfolio \
+leaves against all candidates.
 
-| table | over default | less | more | other config | new | gone | tied |
-|---|---|---|---|---|---|---|---|
-| `sm90/scaled` | 1.310x → 1.145x | 1 |  |  |  |  |  |
-| `sm90/scale` | 1.310x → 1.651x |  | 1 |  |  |  |  |
+| table | over default | portfolio regret | less | more | other config | new | gone | tied |
+|---|---|---|---|---|---|---|---|---|
+| `sm90/scaled` | 1.310x → 1.145x |  | 1 |  |  |  |  |  |
+| `sm90/scale` | 1.310x → 1.651x |  |  | 1 |  |  |  |  |
 
 <details><summary>sm90/scaled: 1 listed, 0 tied</summary>
 
@@ -177,6 +178,13 @@ GOLDEN = """\
 
 </details>
 """
+
+
+@pytest.mark.parametrize(("after", "cell"), [(0.5, "⚠️ 1.0% → 50.0%"), (0.005, "1.0% → 0.5%")])
+def test_a_portfolio_that_leaves_more_than_before_is_marked(after: float, cell: str) -> None:
+    old = scale_table()
+    text = diff_markdown([diff_tables(old, dataclasses.replace(old, portfolio_regret=after))])
+    assert f"| {cell} |" in text
 
 
 def _every_entry_changed(table: Table) -> Table:
@@ -211,7 +219,7 @@ def test_names_break_neither_a_cell_nor_a_span_of_the_markdown() -> None:
     new = with_entry(dataclasses.replace(old, kernel="scale"), 1, config=old.portfolio[1])
     rows = [line for line in diff_markdown([diff_tables(old, new)]).splitlines() if line.startswith("|")]
     for row in rows:
-        assert len(re.findall(r"(?<!\\)\|", row)) in (6, 9)
+        assert len(re.findall(r"(?<!\\)\|", row)) in (6, 10)
         assert row.count("`") % 2 == 0
 
 

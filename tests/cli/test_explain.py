@@ -69,6 +69,9 @@ def test_the_times_of_each_state_are_shown_and_the_worst_one_decides(scale: Tuna
         {"read": 15.0, "written": 16.0},
         {"read": 15.0, "written": 17.0},
     ]
+    in_portfolio = dataclasses.replace(scale, default=lambda arch, problem: table.portfolio[1])
+    rows = explain(in_portfolio, SM90, _problem(40)).at_edge
+    assert [one.config for one in rows] == [*table.portfolio], "a default of the portfolio is one row"
     text = "\n".join(explanation_lines(told))
     assert "as in its worst state" in text
     assert "times at the bucket's edge in each state of the GPU, us:" in text

@@ -106,10 +106,13 @@ def test_a_problem_is_read_with_sizes_flags_and_classes() -> None:
         "dtype": "bfloat16",
     }
     printed = {"interleaved": True, "windowed": False}
-    assert selection.parse_problem(",".join(f"{name}={value}" for name, value in printed.items())) == printed
+    for separator in (",", " ", ", "):
+        text = separator.join(f"{name}={value}" for name, value in printed.items())
+        assert selection.parse_problem(text) == printed
+    assert selection.parse_problem(" M = 3  N=4") == {"M": 3, "N": 4}
 
 
-@pytest.mark.parametrize("text", ["", "M", "M=", "=3", "M=1,,N=2", "M=1,M=2"])
+@pytest.mark.parametrize("text", ["", "M", "M=", "=3", "M=1,,N=2", "M=1,M=2", "M=1 M=2"])
 def test_a_malformed_problem_is_refused(text: str) -> None:
     with pytest.raises(UsageError, match="--problem"):
         selection.parse_problem(text)

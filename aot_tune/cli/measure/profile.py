@@ -26,6 +26,7 @@ from aot_tune.tuner.profile.run import Profile, profile
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
+from aot_tune.values.text import counted
 
 PROFILES = Path("build/profile")
 """Folder where profiles are kept."""
@@ -102,7 +103,13 @@ def _chosen(kernel: FoundKernel, arch: Arch, problem: Problem, launched: Config,
         values = {**member.constants, **member.hints}
         if all(values.get(name) == value for name, value in target.items()):
             return member
-    raise UsageError(f"--config {text}: no config of the search space has these values at {named(problem)}")
+    members = [{**member.constants, **member.hints} for member in space]
+    others = {name: list(dict.fromkeys(str(member.get(name)) for member in members)) for name in wanted}
+    listed = ", ".join(f"{name} {' '.join(values)}" for name, values in others.items())
+    raise UsageError(
+        f"--config {text}: no config of the search space has these values, and else those of the launched "
+        f"config, at {named(problem)}; it has {listed}"
+    )
 
 
 def _table_us(kernel: FoundKernel, arch: Arch, problem: Problem, config: Config) -> float | None:
@@ -222,8 +229,8 @@ def _facts_lines(facts: Facts) -> Iterator[str]:
             f"{used.shared_bytes} bytes of shared memory, {used.threads} threads"
         )
         yield (
-            f"  occupancy: {facts.resident} blocks a multiprocessor: {facts.occupancy:.0%} of its threads, "
-            f"limited by {facts.limiter}"
+            f"  occupancy: {counted(facts.resident, 'block')} a multiprocessor: {facts.occupancy:.0%} of its "
+            f"threads, limited by {facts.limiter}"
         )
     waves = "" if facts.waves is None else f" in {facts.waves:.2f} waves"
     yield f"  blocks:    {facts.blocks:,} for {facts.tiles:,} tiles{waves}"

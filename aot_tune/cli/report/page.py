@@ -58,7 +58,7 @@ def page(shown: Sequence[Shown], remarks: Sequence[str] = ()) -> str:
     """
     archs = ", ".join(dict.fromkeys(str(each.new.table.arch) for each in shown))
     entries = sum(len(each.new.table.entries) for each in shown)
-    title = f"Tuned tables of {archs}"
+    title = f"Tuned tables of {archs}" if archs else "Tuned tables"
     made = dict.fromkeys(each.new.made_with().rpartition(";")[0] for each in shown)
     rows = "".join(f"<tr>{''.join(f'<td>{cell}</td>' for cell in _summary(each))}</tr>" for each in shown)
     lines = [f"{counted(len(shown), 'kernel')}, {counted(entries, 'bucket')}.", *made, *remarks]

@@ -17,6 +17,7 @@ from aot_tune.tuner.plan.candidates import DeviceKernel
 from aot_tune.values.arch import Arch
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
+from aot_tune.values.text import counted
 
 Pair = tuple[Document | None, Document]
 """A table, and the table before where there is one."""
@@ -39,10 +40,13 @@ def shown_tables(
     remarks: list[str] = []
     if len(paths) == 2:
         pairs: list[Pair] = []
-        for diff in diff_paths(*paths):
+        diffs = diff_paths(*paths)
+        if same := sum(diff.empty for diff in diffs):
+            remarks.append(f"Not drawn, as they are equal on both sides: {counted(same, 'table')}.")
+        for diff in diffs:
             if diff.new is None:
                 remarks.append(f"{diff.either.table.arch}/{diff.either.name} was removed.")
-            elif arch in (None, diff.new.table.arch):
+            elif arch in (None, diff.new.table.arch) and not diff.empty:
                 pairs.append((diff.old, diff.new))
     else:
         tables, unreadable = find.tables_found(None, arch, modules, *paths)

@@ -55,15 +55,20 @@ def test_tables_are_drawn_where_no_kernel_can_be_imported(
         shown_tables([tmp_path], None, [MODULE])
 
 
-def test_two_folders_are_shown_beside_each_other(tmp_path: Path) -> None:
+def test_of_two_folders_the_tables_that_differ_are_shown(tmp_path: Path) -> None:
     old, new = tmp_path / "old", tmp_path / "new"
     write(old, scale_table())
     write(old, dataclasses.replace(scale_table(), kernel="gone"))
+    for folder in (old, new):
+        write(folder, dataclasses.replace(scale_table(), kernel="same"))
     write(new, with_entry(scale_table(), 1, mean_us=5.0))
     [shown], remarks, _ = shown_tables([old, new], None, [MODULE])
     assert shown.old is not None
     assert (shown.old.table.entries[1].mean_us, shown.new.table.entries[1].mean_us) == (10.0, 5.0)
-    assert remarks == ["sm90/gone was removed."]
+    assert remarks == [
+        "Not drawn, as they are equal on both sides: 1 table.",
+        "sm90/gone was removed.",
+    ]
 
 
 def test_a_damaged_table_is_left_out_and_reported(tmp_path: Path) -> None:
