@@ -192,7 +192,7 @@ def _tables(
 
 _RECORDED = (
     "its table keeps the winners and not the searches' first configs, so only its library can measure it "
-    "again: aot-tune record --out FOLDER, then aot-tune diff"
+    "again: aot-tune record --out FOLDER --journal FOLDER, both new, then aot-tune diff"
 )
 
 

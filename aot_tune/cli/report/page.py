@@ -80,18 +80,10 @@ _HEADS = ("table", "buckets", "over default", "best", "default wins", "worst reg
 
 def _summary(shown: Shown) -> tuple[str, ...]:
     """Return a row of the first table, as `aot-tune show` prints it and more."""
-    table = shown.new.table
-    gains = shown.new.gains
-    return (
-        f'<a href="#{escape(shown.name)}">{escape(shown.name)}</a>',
-        str(len(table.entries)),
-        f"{geometric_mean(gains):.2f}x",
-        f"{max(gains, default=1.0):.2f}x",
-        str(sum(entry.mean_us == entry.default_us for entry in table.entries)),
-        f"{max((entry.regret for entry in table.entries), default=0.0):.1%}",
-        str(len(table.portfolio)),
-        "+".join(sorted({entry.evidence for entry in table.entries})) or "none",
-    )
+    table, (_, _, entries, gain, best, regret, evidence, *_) = shown.new.table, shown.new.overview()
+    link = f'<a href="#{escape(shown.name)}">{escape(shown.name)}</a>'
+    default_wins = sum(entry.mean_us == entry.default_us for entry in table.entries)
+    return link, entries, gain, best, str(default_wins), regret, str(len(table.portfolio)), evidence
 
 
 def _details(shown: Shown) -> str:
@@ -166,9 +158,8 @@ def winners(shown: Shown) -> str:
     wins = Counter(entry.config for entry in table.entries)
     common, own = _parts(table.portfolio)
     others = sum(count for config, count in wins.items() if config not in places)
-    label = (
-        f"Winners of {shown.name}: {len(wins)} configs win, the most frequent one {max(wins.values())} times"
-    )
+    most = max(wins.values())
+    label = f"Winners of {shown.name}: {len(wins)} configs win, the most frequent one {most} times"
 
     def cell(entry: Entry) -> Cell:
         place = places.get(entry.config)
@@ -181,11 +172,7 @@ def winners(shown: Shown) -> str:
         f'<li><i style="background:{tints[place]}">{place}</i>{escape(own[place])}: {wins[config]}</li>'
         for place, config in enumerate(table.portfolio)
     )
-    note = (
-        f"the number is the config's place below; all have {escape(common)}"
-        if common
-        else "the number is the config's place below"
-    )
+    note = "the number is the config's place below" + (f"; all have {escape(common)}" if common else "")
     note += f"; d: {others} defaults outside of them" if others else ""
     return _figure("Which config wins where", note, grid(table, cell, label), f"<ol>{listed}</ol>")
 
@@ -268,7 +255,7 @@ def coverage(shown: Shown) -> str:
         "regret of the default with the 0, 1, 2... most useful configs, in the worst state, at "
         f"{counted(len(rows), 'measured size')}"
     )
-    return _figure("What each further config is worth", note, curves(lines, label, "configs"))
+    return _figure("What each further config is worth", note, curves(lines, label))
 
 
 def _regrets(rows: Sequence[Sequence[float | None]], members: Sequence[int]) -> list[float]:

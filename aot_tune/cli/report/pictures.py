@@ -103,9 +103,9 @@ def _is_dark(fill: str) -> bool:
 def _axes(table: Table) -> tuple[str, list[str]]:
     """Return the Pow2 axis with the most sizes, or "", and all other names whose values differ."""
     buckets = [entry.bucket for entry in table.entries]
-    counts = {name: len({bucket[name] for bucket in buckets}) for name in (buckets[0] if buckets else ())}
+    counts = {name: len({bucket[name] for bucket in buckets}) for name in buckets[0]}
     pow2 = [name for name, axis in table.axes.items() if isinstance(axis, Pow2)]
-    down = max(pow2, key=lambda name: counts.get(name, 0), default="")
+    down = max(pow2, key=lambda name: counts[name], default="")
     return down, [name for name, count in counts.items() if name != down and count > 1]
 
 
@@ -128,13 +128,12 @@ def _short(value: Value) -> str:
     return str(value).replace("bfloat", "bf").replace("float", "f")
 
 
-def curves(lines: Sequence[tuple[str, Sequence[float]]], label: str, below: str) -> str:
-    """Draw at most three lines of fractions over 0, 1, 2 and so on, on a scale of square roots.
+def curves(lines: Sequence[tuple[str, Sequence[float]]], label: str) -> str:
+    """Draw at most three lines of fractions over 0, 1, 2... configs, on a scale of square roots.
 
     Args:
         lines: Name and values of each line, all equally many.
         label: As of `grid`.
-        below: What the numbers below the lines count.
     """
     width, height, left, base = 360, 230, 44, 150
     highest = max(0.01, *(value for _, values in lines for value in values))
@@ -157,8 +156,8 @@ def curves(lines: Sequence[tuple[str, Sequence[float]]], label: str, below: str)
             f'<polyline points="{drawn}" fill="none" stroke="{color}" stroke-width="2" '
             f'stroke-dasharray="{dash}"/>'
         )
-        for (x, y), value, place in zip(points, values, range(len(values)), strict=True):
-            title = f"{place} {below}: {name} {value:.1%}"
+        for place, ((x, y), value) in enumerate(zip(points, values, strict=True)):
+            title = f"{place} configs: {name} {value:.1%}"
             parts.append(
                 f'<circle cx="{x}" cy="{y}" r="3" fill="{color}"><title>{escape(title)}</title></circle>'
             )
@@ -169,7 +168,7 @@ def curves(lines: Sequence[tuple[str, Sequence[float]]], label: str, below: str)
         parts.append(f'<text x="{left + 36}" y="{y + 4}">{escape(name)}</text>')
     for place in range(0, len(lines[0][1]), 2):
         parts.append(f'<text x="{at(place, 0)[0]}" y="{base + 14}" class="m">{place}</text>')
-    parts.append(f'<text x="{width - 10}" y="{base + 34}" class="e">{escape(below)}</text>')
+    parts.append(f'<text x="{width - 10}" y="{base + 34}" class="e">configs</text>')
     return svg(width, height, label, parts)
 
 

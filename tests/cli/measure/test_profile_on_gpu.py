@@ -12,7 +12,6 @@ from typer.testing import CliRunner
 from aot_tune.cli.app import app
 from aot_tune.cli.measure import profile
 from aot_tune.nvidia.nvml import visible_gpus
-from aot_tune.tuner.profile.facts import DURATION
 from aot_tune.values.problem import problem_option
 from tests.support.shipped import FOUND
 
@@ -59,7 +58,7 @@ def test_counters_agree_with_the_clock_where_they_may_be_read() -> None:
         assert "error" in counters["refusal"] or "not installed" in counters["refusal"]
         pytest.skip(counters["refusal"])
     assert counters["passes"] <= 6
-    assert counters["values"][DURATION] / 1e3 == pytest.approx(report["here_us"], rel=0.10)
+    assert counters["values"]["gpu__time_duration.sum"] / 1e3 == pytest.approx(report["here_us"], rel=0.10)
 
 
 def test_a_config_that_spills_is_said_to_spill() -> None:

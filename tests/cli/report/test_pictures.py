@@ -41,7 +41,7 @@ def test_a_grid_has_a_row_for_each_edge_and_the_buckets_values_in_titles() -> No
 
 
 def test_curves_have_a_point_for_each_count_and_a_legend() -> None:
-    drawn = ET.fromstring(curves([("mean", [0.2, 0.1, 0.0]), ("worst", [0.9, 0.3, 0.0])], "falls", "configs"))
+    drawn = ET.fromstring(curves([("mean", [0.2, 0.1, 0.0]), ("worst", [0.9, 0.3, 0.0])], "falls"))
     circles = [element[0].text for element in drawn if element.tag.endswith("circle")]
     assert circles[:3] == ["0 configs: mean 20.0%", "1 configs: mean 10.0%", "2 configs: mean 0.0%"]
     assert len(circles) == 6

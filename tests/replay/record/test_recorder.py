@@ -331,6 +331,10 @@ def test_a_process_that_was_stopped_takes_its_measurements_over(
     another(out=tmp_path / "tables", journals=tmp_path / "journals")
     driver.elapsed_ms = lambda symbol: 0.001 if "_I64" in symbol else 0.05
     assert tuned(*tensors(1024)).best == first
+    another(out=tmp_path / "again", journals=tmp_path / "journals")
+    assert tuned(*tensors(1024)).best == first, "another folder of tables measures nothing anew"
+    another(out=tmp_path / "again anew", journals=tmp_path / "other journals")
+    assert tuned(*tensors(1024)).best != first
 
 
 def test_one_problem_is_searched_three_times_and_then_answered(
