@@ -88,6 +88,15 @@ def new(
         list[Path] | None,
         typer.Option(help="A folder of recorded tables, read after the library's own; may be repeated."),
     ] = None,
+    triton: Annotated[
+        str | None,
+        typer.Option(
+            metavar="FILE.py:NAME", help="Triton configs whose tiles become the search space, or a JSON."
+        ),
+    ] = None,
+    constants: Annotated[
+        str, typer.Option(metavar="tile_m=BLOCK_M,...", help="The kernel's constants in these configs.")
+    ] = "",
     verbose: Verbose = False,
 ) -> None:
     """Begin a declaration from a kernel's source, with blanks.
@@ -97,7 +106,7 @@ def new(
     """
     from aot_tune.cli.start.new import begin, summary, write
 
-    begun = begin(kernel, kind, tables or ())
+    begun = begin(kernel, kind, tables or (), triton, constants)
     for note in begun.notes:
         command.say(note)
     if out is None:

@@ -14,6 +14,7 @@ from aot_tune.cli.documents.find import folder_remarks, named_folders
 from aot_tune.cli.start.kinds import KINDS, proven_kind
 from aot_tune.cli.start.recordings import recordings_of, tables_of, tuned_in
 from aot_tune.cli.start.text import Start, module_text
+from aot_tune.cli.start.triton import tiles_of
 from aot_tune.declare import discovery
 from aot_tune.declare.kernel_source.facts import Facts
 from aot_tune.declare.kernel_source.walk import facts_of
@@ -46,13 +47,21 @@ class Begun:
     """What was taken from recorded tables, and which were left out, a line each."""
 
 
-def begin(place: str, kind: str | None = None, tables: Iterable[Path] = ()) -> Begun:
+def begin(
+    place: str,
+    kind: str | None = None,
+    tables: Iterable[Path] = (),
+    triton: str | None = None,
+    constants: str = "",
+) -> Begun:
     """Begin the declaration of a kernel.
 
     Args:
         place: Module and name of a ``@ct.kernel``, as in ``mylib.kernels:scale_kernel``.
         kind: One of `KINDS`; None for the kind that the source proves.
         tables: Folders of recorded tables, beside those of the library and of AOT_TUNE_TABLES.
+        triton: Triton configs as `tiles_of` takes them, for the search space; no recorded table is read then.
+        constants: The kernel's constants and the names in these configs, ``tile_m=BLOCK_SIZE_M,...``.
 
     Raises:
         UsageError: There is no such kernel, kind or folder, or the source cannot be read or proves no kind.
@@ -72,19 +81,21 @@ def begin(place: str, kind: str | None = None, tables: Iterable[Path] = ()) -> B
         raise UsageError(f"{place} is an async function, which cuTile cannot compile; write def")
     if not facts.readable:
         raise UsageError(f"the source of {place} cannot be read; write the kernel into a file of a package")
-    found, left_out = tables_of(kernel, _folders(kernel, named))
-    varied = tuned_in(found)
+    tiles = None if triton is None else tiles_of(triton, constants, facts.tiles, tuple(facts.constants))
+    found, left_out = ([], []) if tiles else tables_of(kernel, _folders(kernel, named))
+    varied = tiles.names if tiles else tuned_in(found)
     tuned = tuple(one for one in facts.constants if one in varied or one in facts.tiles)
-    start = Start(facts=facts, kind=_kind(facts, kind), module=module, kernel=name, tuned=tuned)
+    values = tiles.values if tiles else ()
+    start = Start(facts=facts, kind=_kind(facts, kind), module=module, kernel=name, tuned=tuned, tiles=values)
     recorded = recordings_of(found, tuned, start.launched, start.problem_code())
     text = module_text(replace(start, recorded=recorded))
-    notes = [*folder_remarks(), *left_out]
+    notes = [*folder_remarks(), *left_out, *([tiles.note] if tiles else [])]
     if recorded is not None:
         notes.append(f"search_space and typical are of {recorded.origin}")
     elif found:
         paths = " ".join(str(path) for path, _ in found)
         notes.append(f"nothing is taken from {paths}: no search in it has a value of each constant")
-    elif named:
+    elif named and not tiles:
         function = cutile.python_function(kernel)
         label = recorded_name(function.__module__, function.__qualname__)
         notes.append(f"no recorded table in {' '.join(map(str, named))} is of {label} as it is here")

@@ -52,6 +52,9 @@ class Start:
     recorded: Recordings | None = None
     """What was recorded of it; None where nothing was."""
 
+    tiles: tuple[tuple[int, ...], ...] = ()
+    """Values of `tuned` to try, from Triton configs; empty where none were given."""
+
     @property
     def name(self) -> str:
         """The name of the declaration."""
@@ -133,7 +136,7 @@ def _imports(code: str, start: Start) -> Iterator[str]:
     ]  # fmt: skip
     if foreign:
         yield "".join(foreign) + "\n"
-    names = ("Close", "Config", "Exact", "Pow2", "Tunable", "blank")
+    names = ("Arch", "Close", "Config", "Exact", "Pow2", "Tunable", "blank")
     yield f"from aot_tune import {', '.join(one for one in names if re.search(rf'{one}[(.]', code))}\n"
     makers = [one for one in ("empty", "randn", "zeros") if re.search(rf"(?<![.\w]){one}\(", code)]
     if makers:
@@ -191,6 +194,18 @@ def _search_space(start: Start) -> str:
     constants = ", ".join(f'"{name}": {variable}' for name, variable in names.items())
     config = f'Config(constants={{{constants}}}, hints={{"occupancy": occupancy}})'
     loops = ["for occupancy in (1, 2, 4)"]
+    if start.tiles:
+        tiles = (f"    {_group('(', [*map(str, row)], ')')}," for row in start.tiles)
+        hints = '{"occupancy": occupancy, "num_ctas": num_ctas}'
+        lines = [
+            "lambda arch, problem: [",
+            *_group("Config(", [f"constants={{{constants}}}", f"hints={hints}"], ")").splitlines(),
+            f"for {', '.join(names.values())}{',' if len(names) == 1 else ''} in (", *tiles, ")",
+            "for occupancy in (1, 2)",
+            "for num_ctas in ((1, 2) if arch >= Arch(10, 0) else (1,))",
+            "]",
+        ]  # fmt: skip
+        return _indented("\n".join(lines), 4)
     if names:
         rows = re.findall(r"\(([\d, ]+)\)", template(start.kind)["space"])
         each = [re.findall(r"\d+", row) for row in rows]
