@@ -551,7 +551,6 @@ def search(
     kernel: Any,
     grid_of: Callable[[T], tuple[int, ...]],
     args_of: Callable[[T], tuple[Any, ...]],
-    hints_of: Callable[[T], dict[str, Any]] | None = None,
     flush_l2: bool = True,
 ) -> Any:
     """Time configs with ``cuda.tile.tune.exhaustive_search``, which prints nothing here.
@@ -562,7 +561,6 @@ def search(
         kernel: A ``@ct.kernel``, or a function from a config to a kernel.
         grid_of: A function from a config to its grid.
         args_of: A function from a config to the kernel's arguments; called before every launch.
-        hints_of: A function from a config to compiler hints, where `kernel` does not have them.
         flush_l2: Whether cuTile writes to all of the L2 cache before each sample, as release 1.6 always does;
             only releases since `TUNE_SINCE` take False.
 
@@ -573,9 +571,7 @@ def search(
         ValueError: No config ran.
     """
     exhaustive_search = own_search()
-    options: dict[str, Any] = {} if hints_of is None else {"hints_fn": hints_of}
-    if not flush_l2:
-        options["flush_l2"] = False
+    options: dict[str, Any] = {} if flush_l2 else {"flush_l2": False}
     return exhaustive_search(configs, stream, grid_of, kernel, args_of, quiet=True, **options)
 
 

@@ -60,12 +60,18 @@ def entry_complaints(table: Table, tunable: Declaration, entry: Entry, *, own: b
 def portfolio_complaints(table: Table, tunable: Declaration) -> Iterator[Complaint]:
     """List the mistakes of a table's portfolio."""
     for config in table.portfolio:
-        constants = tunable.config_constants(table.arch, config.kernel)
-        if tuple(config.constants) != constants:
-            wanted = " ".join(constants) or "none"
-            yield f"{config} does not hold the declaration's constants in the kernel's order: {wanted}", ""
+        if complaint := _other_constants(table, tunable, config):
+            yield complaint, ""
         elif not any(config in _candidates(tunable, table, entry) for entry in table.entries):
             yield f"{config} is legal and in the search space for no entry", ""
+
+
+def _other_constants(table: Table, tunable: Declaration, config: Config) -> str | None:
+    constants = tunable.config_constants(table.arch, config.kernel)
+    if tuple(config.constants) == constants:
+        return None
+    wanted = " ".join(constants) or "none"
+    return f"{config} does not hold the declaration's constants in the kernel's order: {wanted}"
 
 
 def _candidates(tunable: Declaration, table: Table, entry: Entry) -> tuple[Config, ...]:
@@ -101,10 +107,8 @@ def _key_complaints(tunable: Declaration, bucket: Problem) -> Iterator[Complaint
 
 def _config_complaints(table: Table, tunable: Declaration, entry: Entry) -> Iterator[Complaint]:
     config, default = entry.config, tunable.default_config(table.arch, entry.bucket)
-    constants = tunable.config_constants(table.arch, config.kernel)
-    if tuple(config.constants) != constants:
-        wanted = " ".join(constants) or "none"
-        yield f"{config} does not hold the declaration's constants in the kernel's order: {wanted}", ""
+    if complaint := _other_constants(table, tunable, config):
+        yield complaint, ""
         return
     if config not in tunable.space(table.arch, entry.bucket):
         yield f"{config} is outside the search space", ""  # the author's `legal` need not accept it

@@ -50,14 +50,15 @@ def normal_form(node: ast.AST) -> Iterator[str]:
 
 def _significant(node: ast.AST, field: str, items: list[Any]) -> list[Any]:
     """Return a body without its docstring, an f-string without the empty texts that Python 3.12 adds."""
-    if field == "body" and isinstance(node, SCOPES) and _is_docstring(items[0]):
+    if field == "body" and isinstance(node, SCOPES) and is_text(items[0]):
         return items[1:]
     if isinstance(node, ast.JoinedStr):
         return [item for item in items if not (isinstance(item, ast.Constant) and item.value == "")]
     return items
 
 
-def _is_docstring(statement: ast.AST) -> bool:
+def is_text(statement: ast.AST) -> bool:
+    """Return whether a statement is a text alone, such as a docstring."""
     return (
         isinstance(statement, ast.Expr)
         and isinstance(statement.value, ast.Constant)

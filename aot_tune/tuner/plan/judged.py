@@ -18,7 +18,7 @@ from pathlib import Path
 
 from aot_tune.declare.declaration import Declaration
 from aot_tune.declare.fingerprint.hashing import HEX_DIGITS, facts_hash, source_hash
-from aot_tune.declare.fingerprint.syntax import normal_form
+from aot_tune.declare.fingerprint.syntax import is_text, normal_form
 from aot_tune.declare.kernel_source import block_counts
 from aot_tune.errors import AotTuneError
 from aot_tune.nvidia import sass
@@ -114,13 +114,5 @@ def _model_code() -> bytes:
     trees = [ast.parse(textwrap.dedent(inspect.getsource(part))) for part in _MODEL]
     for node in (node for tree in trees for node in ast.walk(tree)):
         if isinstance(body := getattr(node, "body", None), list):
-            node.body = [each for each in body if not _is_text(each)]  # type: ignore[attr-defined]
+            node.body = [each for each in body if not is_text(each)]  # type: ignore[attr-defined]
     return "".join(text for tree in trees for text in normal_form(tree)).encode()
-
-
-def _is_text(statement: ast.stmt) -> bool:
-    return (
-        isinstance(statement, ast.Expr)
-        and isinstance(statement.value, ast.Constant)
-        and isinstance(statement.value.value, str)
-    )
