@@ -7,8 +7,10 @@ from typing import NamedTuple
 
 import pytest
 
+from aot_tune.bench.children import serving
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.values.problem import Problem, Value
+from tests.support.children.serving_scenarios import MISSES
 from tests.support.samples import SM90
 from tests.support.shipped import FOUND
 
@@ -74,3 +76,10 @@ def test_no_layer_of_a_model_is_a_miss(name: str) -> None:
             problem = Problem({"dtype": "bfloat16", **sizes})
             choice = dispatcher_of(FOUND[kernel].tunable).choice(SM90, problem, on_miss="nearest")
             assert not choice.missed, f"{kernel} {problem}"
+
+
+def test_what_tests_and_bench_search_live_stays_a_miss() -> None:
+    of_bench = ({"dtype": "bfloat16", "M": m, "N": n, "K": k} for m, n, k in serving.MISSES)
+    for sizes in (*MISSES, *of_bench):
+        choice = dispatcher_of(FOUND["matmul"].tunable).choice(SM90, Problem(sizes), on_miss="nearest")
+        assert choice.missed, sizes
