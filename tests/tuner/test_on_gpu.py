@@ -27,10 +27,11 @@ from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 from tests.support import broken_kernels as broken
+from tests.support.shipped import FOUND
 
 pytestmark = pytest.mark.gpu
 
-SMALL, LARGE, LARGER, HUGE = (Problem({"n": n}) for n in (1 << 16, 1 << 20, 1 << 22, 1 << 29))
+SMALL, LARGE, HUGE = (Problem({"n": n}) for n in (1 << 16, 1 << 20, 1 << 29))
 QUICK = Limits(config_s=8.0, patience_s=5.0)
 """A compilation in the worker, where a test gives no cubin, takes up to 1 s."""
 
@@ -42,7 +43,8 @@ def start() -> Iterator[Start]:
     sessions: list[MeasureSession] = []
 
     def started(tunable: Tunable, on_event: Callable[[str], None] = print) -> MeasureSession:
-        found = FoundKernel(module="tests.support.broken_kernels", tunable=tunable)
+        own = FoundKernel(module="tests.support.broken_kernels", tunable=tunable)
+        found = FOUND.get(tunable.name, own)
         sessions.append(MeasureSession(found, 0, QUICK, on_event=on_event))
         return sessions[-1]
 
@@ -174,7 +176,8 @@ def test_one_process_measures_two_kernels_in_turn(start: Start) -> None:
     for tunable in (broken.in_place, broken.add_one):
         (outcome,) = session.answer(Measure(SMALL, modes(broken.RIGHT)))
         assert isinstance(outcome, Measurement)
-        found = FoundKernel(module="tests.support.broken_kernels", tunable=tunable)
+        own = FoundKernel(module="tests.support.broken_kernels", tunable=tunable)
+        found = FOUND.get(tunable.name, own)
         session.turn_to(found, FaultCounts(replaced.append))
     assert by_mode(session.answer(Measure(SMALL, modes(broken.RIGHT)))) == {broken.RIGHT: "ok"}
     assert replaced == []
@@ -235,26 +238,26 @@ def test_what_takes_long_is_timed_launch_by_launch_in_turn(start: Start) -> None
 
 
 def test_what_the_cache_holds_changes_a_memory_bound_kernel_and_is_over_afterwards(start: Start) -> None:
-    """8 MiB are moved: a tight row's arguments stay in the L2 cache; and 32 MiB, where writing shows."""
-    session = start(broken.add_one)
-    configs = modes(broken.RIGHT)
-    [before] = session.answer(Measure(LARGE, configs))
-    tight, written = [], []
+    """On an H200 this table's configs take 11 % less with their data in the cache, 17 % more after writes."""
+    sizes = {"tokens": 2549, "heads": 32, "kv_heads": 8, "head_dim": 128, "rotary_dim": 128}
+    problem = Problem({"dtype": "bfloat16", "interleaved": True, **sizes})
+    tunable, arch = FOUND["rope"].tunable, (visible_gpus() or ())[0].arch
+    assert arch is not None
+    session, configs = start(tunable), {tunable.default_config(arch, problem): None}
+    [before] = session.answer(Measure(problem, configs))
+    times: dict[str, list[float]] = {}
     states: tuple[State, ...] = ("read", "written", "tight", "read")
-    for problem in (LARGE, LARGER):
-        times = []
-        for state in states:
-            [one] = session.answer(TimeInState(problem, configs, state=state))
-            assert isinstance(one, Measurement)
-            assert one.num_samples in range(STATE_SAMPLES, MOST_STATE_SAMPLES + 1, STATE_SAMPLES)
-            print(f"{problem} {state}: {one.mean_us:.2f} us ± {one.error_margin_us:.2f}")
-            times.append(one.mean_us)
-        assert abs(times[3] / times[0] - 1) < 0.1
-        written.append(times[1] / times[0])
-        tight.append(times[2] / times[0])
-    assert tight[0] < 0.99, "its data is in the cache"
-    assert max(written) > 1.05, "what is there must go to memory first"
-    [after] = session.answer(Measure(LARGE, configs))
+    for state in states:
+        [one] = session.answer(TimeInState(problem, configs, state=state))
+        assert isinstance(one, Measurement)
+        assert one.num_samples in range(STATE_SAMPLES, MOST_STATE_SAMPLES + 1, STATE_SAMPLES)
+        print(f"{state}: {one.mean_us:.2f} us ± {one.error_margin_us:.2f}")
+        times.setdefault(state, []).append(one.mean_us)
+    first, again = times["read"]
+    assert times["tight"][0] < 0.98 * first, "its data is in the cache"
+    assert times["written"][0] > 1.05 * first, "what is there must go to memory first"
+    assert abs(again / first - 1) < 0.1
+    [after] = session.answer(Measure(problem, configs))
     assert isinstance(before, Measurement)
     assert isinstance(after, Measurement)
     assert abs(after.mean_us / before.mean_us - 1) < 0.1
