@@ -28,8 +28,7 @@ from aot_tune.errors import UsageError
 from aot_tune.kernels import matmul_tunable, rms_norm_tunable
 from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.serve.launch.dispatch import dispatcher_of
-from aot_tune.serve.search.cache import UserCache
-from aot_tune.serve.search.live import LiveSearch
+from aot_tune.serve.search.cache import UserCache, Winners
 from aot_tune.values.arch import KNOWN_ARCHS, Arch
 from aot_tune.values.device import Device
 from aot_tune.values.problem import Problem
@@ -77,13 +76,13 @@ def _timed(
 ) -> dict[str, Any]:
     dispatcher, clock = dispatcher_of(tunable), time.perf_counter_ns
     index, legality = dispatcher.load(arch), Legality(tunable, arch)
-    search, name = LiveSearch(tunable, dispatcher.kernels), Device.reference(arch).name
-    remembered = _remembered(tunable, arch, search, name, index, draw)
+    winners, name = Winners(tunable, dispatcher.kernels), Device.reference(arch).name
+    remembered = _remembered(tunable, arch, winners, name, index, draw)
     chosen = partial(
         resolve,
         index=index,
         legality=legality,
-        live=Live(remembered=partial(search.remembered, arch, name)),
+        live=Live(remembered=partial(winners.of, arch, name)),
     )
     for _ in range(5000):
         chosen(problem=Problem(draw()))
@@ -125,7 +124,7 @@ def _cache_folder() -> Iterator[None]:
 def _remembered(
     tunable: Declaration,
     arch: Arch,
-    search: LiveSearch,
+    winners: Winners,
     name: str,
     index: Index,
     draw: Callable[[], dict[str, Any]],
@@ -138,7 +137,7 @@ def _remembered(
         if index.own(problem) is None:
             remembered[tunable.bucket_of(problem)] = problem
     for bucket, problem in remembered.items():
-        cache.write(search.key(arch, name, bucket), tunable.default_config(arch, problem), 1.0)
+        cache.write(winners.key(arch, name, bucket), tunable.default_config(arch, problem), 1.0)
     return list(remembered.values())
 
 

@@ -36,6 +36,7 @@ from aot_tune.serve.launch.reads import (
 )
 from aot_tune.serve.rank import evidence, is_primed, is_rank
 from aot_tune.serve.runtime import Runtime, runtime, with_tensors
+from aot_tune.serve.search.cache import Winners
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
@@ -191,7 +192,11 @@ class Dispatcher:
         # Imported late: a process whose problems are all tuned does not need it.
         from aot_tune.serve.search.live import LiveSearch
 
-        return LiveSearch(self._tunable, self.kernels)
+        return LiveSearch(self._tunable, self.kernels, self._winners)
+
+    @lazy
+    def _winners(self) -> Winners:
+        return Winners(self._tunable, self.kernels) if self._of is None else self._of._winners
 
     # Choosing -----------------------------------------------------------------------------------------------
 
@@ -255,7 +260,7 @@ class Dispatcher:
             name = device.name
         else:
             name = next((gpu.name for gpu in loader.gpus() or () if gpu.arch == arch), "")
-        remembered = None if is_rank() else lambda bucket: self._search.remembered(arch, name, bucket)
+        remembered = None if is_rank() else lambda bucket: self._winners.of(arch, name, bucket)
         options = Options(
             asked_default=environment.forces_default(),
             on_miss=on_miss or ("nearest" if usual == "error" else usual),
@@ -324,7 +329,7 @@ class Dispatcher:
         given = config_on(given, arch) if given is not None else None
 
         def remembered(bucket: Problem) -> Config | None:
-            return self._search.remembered(arch, machine.device.name, bucket)
+            return self._winners.of(arch, machine.device.name, bucket)
 
         def search(wanted: Problem, nearest: Match | None) -> Config | None:
             from aot_tune.serve.search.live import Occasion

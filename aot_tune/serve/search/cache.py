@@ -14,17 +14,23 @@ import os
 import stat
 import time
 from collections.abc import Iterator
+from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
+import platformdirs
+
 from aot_tune import environment
 from aot_tune.errors import AotTuneError, CacheWarning, NewerSchemaError, TableError
+from aot_tune.nvidia import cutile
 from aot_tune.tables import strict_json
 from aot_tune.tables.files import read_bytes, write_atomic
 from aot_tune.tables.reader import CONFIG
 from aot_tune.tables.shape import ANY, Shape, number, record
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
+from aot_tune.values.lazy import lazy
+from aot_tune.values.problem import Problem
 from aot_tune.values.text import error_in_words, shortened
 from aot_tune.warn import warn
 
@@ -32,9 +38,13 @@ if TYPE_CHECKING:
     from filelock import BaseFileLock
 
     from aot_tune.declare.declaration import Declaration
+    from aot_tune.serve.kernels import HintedKernels
 
 SCHEMA = 1
 """Version of the file format that this release reads and writes."""
+
+MOST_REMEMBERED = 4096
+"""Most winners and unusable files that are kept in memory."""
 
 LockState = Literal["held", "busy", "none"]
 """State of a lock: this process holds it; another held it longer than the wait; it cannot be acquired."""
@@ -89,8 +99,6 @@ def folder_here() -> Path | None:
     """Return AOT_TUNE_CACHE_DIR, else the user's cache folder; None without either (no HOME, no user)."""
     named = environment.cache_folder()
     if named is None:
-        import platformdirs
-
         try:
             named = Path(platformdirs.user_cache_dir("aot_tune", appauthor=False))
         except (RuntimeError, OSError, KeyError):  # no HOME, and the uid has no user
@@ -345,3 +353,72 @@ def _warn_once(about: object, message: str) -> None:
     if about not in _warned:
         _warned.add(about)
         warn(message, CacheWarning)
+
+
+class Winners:
+    """Winners of a declaration's live searches: of this process and in the user's cache.
+
+    Apart from the search, which few processes need: each shape without a bucket of its own asks for them.
+
+    Args:
+        tunable: The declaration.
+        kernels: Its kernels with hints, whose archive may know the hash of its source.
+    """
+
+    def __init__(self, tunable: Declaration, kernels: HintedKernels) -> None:
+        self._tunable = tunable
+        self._kernels = kernels
+        self.known: dict[tuple[Arch, str, Problem], Config | None] = {}
+
+    def of(self, arch: Arch, device_name: str, bucket: Problem) -> Config | None:
+        """Return the winner that an earlier search found, of this process or in the user's cache."""
+        place = (arch, device_name, bucket)
+        if place in (known := self.known):  # another thread may replace the dict but never empties it
+            return known[place]
+        places = self.cache.places(kernel_folder(str(arch), self._tunable.name))
+        key = self.key(arch, device_name, bucket) if places else None
+        if key is None or key.place not in places:
+            # Not remembered: for millions of shapes the garbage collector would take longer than a look-up.
+            return None
+        if len(self.known) >= MOST_REMEMBERED:
+            self._forget()
+        winner = self.known[place] = self.cache.read(key)
+        return winner
+
+    def _forget(self) -> None:
+        """Make room. Unusable files are dropped first, since a winner may be in no file."""
+        known = self.known.copy()
+        winners = {place: known[place] for place in known if known[place] is not None}
+        self.known = winners if len(winners) <= MOST_REMEMBERED // 2 else {}
+
+    def key(self, arch: Arch, device_name: str, bucket: Problem) -> Key:
+        """Return the key under which the cache keeps a bucket's winner."""
+        return Key(
+            kernel=self._tunable.name,
+            arch=str(arch),
+            device_name=device_name,
+            distribution=self._distribution,
+            cuda_tile=cutile.version(),
+            bucket=tuple(sorted(bucket.items())),
+            source_hash=self._kernels.cubins.source_hash(arch) or self._hashed,
+        )
+
+    @lazy
+    def cache(self) -> UserCache:
+        """The user's cache. Found once: it takes as long as the rest of a look-up."""
+        return UserCache(folder_here(), self._tunable)
+
+    @lazy
+    def _distribution(self) -> str:
+        name = self._tunable.distribution or self._tunable.package.partition(".")[0]
+        try:
+            return f"{name} {metadata.version(name)}"
+        except (metadata.PackageNotFoundError, ValueError):
+            # A checkout, or a declaration outside any package.
+            return f"{name} (not installed)"
+
+    @lazy
+    def _hashed(self) -> str:
+        from aot_tune.declare.fingerprint.hashing import source_hash
+
+        return source_hash(self._tunable)

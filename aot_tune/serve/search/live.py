@@ -12,7 +12,6 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
-from importlib import metadata
 from math import prod
 from typing import Any
 
@@ -27,11 +26,10 @@ from aot_tune.serve.fork import ForkSafe
 from aot_tune.serve.kernels import HintedKernels
 from aot_tune.serve.runtime import Runtime
 from aot_tune.serve.search import child, trial
-from aot_tune.serve.search.cache import Key, UserCache, folder_here, kernel_folder
+from aot_tune.serve.search.cache import MOST_REMEMBERED, Key, Winners
 from aot_tune.values.arch import Arch
 from aot_tune.values.config import Config
 from aot_tune.values.device import Device
-from aot_tune.values.lazy import lazy
 from aot_tune.values.problem import Problem
 from aot_tune.warn import warn
 
@@ -59,9 +57,6 @@ _AIM_RUNS = 60
 
 _MOST_SEARCHES = 32
 """Most live searches per declaration and process: a server that meets more new shapes needs a table."""
-
-_MOST_REMEMBERED = 4096
-"""Most winners and unusable files that are kept in memory."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -102,36 +97,21 @@ _announced: list[str] = []
 
 
 class LiveSearch:
-    """Live searches of a declaration, and their winners."""
+    """Live searches of a declaration.
 
-    def __init__(self, tunable: Declaration, kernels: HintedKernels) -> None:
+    Args:
+        tunable: The declaration.
+        kernels: Its kernels with hints.
+        winners: Where the winners are kept.
+    """
+
+    def __init__(self, tunable: Declaration, kernels: HintedKernels, winners: Winners) -> None:
         self._tunable = tunable
         self._kernels = kernels
+        self._winners = winners
         self._turn = ForkSafe()
-        self._known: dict[tuple[Arch, str, Problem], Config | None] = {}
         self._tried: set[tuple[Arch, str, Problem]] = set()
         self._searches = 0
-
-    def remembered(self, arch: Arch, device_name: str, bucket: Problem) -> Config | None:
-        """Return the winner that an earlier search found, of this process or in the user's cache."""
-        place = (arch, device_name, bucket)
-        if place in (known := self._known):  # another thread may replace the dict but never empties it
-            return known[place]
-        places = self._cache.places(kernel_folder(str(arch), self._tunable.name))
-        key = self.key(arch, device_name, bucket) if places else None
-        if key is None or key.place not in places:
-            # Not remembered: for millions of shapes the garbage collector would take longer than a look-up.
-            return None
-        if len(self._known) >= _MOST_REMEMBERED:
-            self._forget()
-        winner = self._known[place] = self._cache.read(key)
-        return winner
-
-    def _forget(self) -> None:
-        """Make room. Unusable files are dropped first, since a winner may be in no file."""
-        known = self._known.copy()
-        winners = {place: known[place] for place in known if known[place] is not None}
-        self._known = winners if len(winners) <= _MOST_REMEMBERED // 2 else {}
 
     def winner(self, occasion: Occasion) -> Config | None:
         """Search where it is allowed and fits the time; None leaves the choice to `resolve`'s next step.
@@ -158,7 +138,7 @@ class LiveSearch:
             return None
         way = self._in_process if is_verified else self._in_child
         run = way(occasion, limit_s)
-        if len(self._tried) >= _MOST_REMEMBERED:
+        if len(self._tried) >= MOST_REMEMBERED:
             self._tried.clear()
         if run is None:
             self._tried.add(place)
@@ -171,10 +151,10 @@ class LiveSearch:
         try:
             self._tried.add(place)
             self._searches += 1
-            key, may_run = self.key(arch, name, bucket), partial(_may_run, occasion)
+            key, may_run = self._winners.key(*place), partial(_may_run, occasion)
             winner = self._shared(key, run, limit_s if is_verified else None, may_run)
             if winner is not None:  # without a winner, another process may still find one
-                self._known[place] = winner
+                self._winners.known[place] = winner
             return winner
         except _NotNowError:
             self._tried.discard(place)
@@ -195,8 +175,8 @@ class LiveSearch:
         Without a limit the search is in a child, and nothing is waited for. A cached winner that may not run
         any more, or not on this GPU, is replaced.
         """
-        with self._cache.locked(key, limit_s or 0.0, of_children=limit_s is None) as state:
-            cached = self._cache.read(key)
+        with self._winners.cache.locked(key, limit_s or 0.0, of_children=limit_s is None) as state:
+            cached = self._winners.cache.read(key)
             if cached is not None and may_run(cached):
                 return cached
             if state == "busy":
@@ -205,7 +185,7 @@ class LiveSearch:
                 return cached
             winner = run()
             if winner is not None:
-                self._cache.write(key, *winner)
+                self._winners.cache.write(key, *winner)
             return None if winner is None else winner[0]
 
     # What is searched ---------------------------------------------------------------------------------------
@@ -291,41 +271,6 @@ class LiveSearch:
             )
 
         return run
-
-    # What is remembered -------------------------------------------------------------------------------------
-
-    def key(self, arch: Arch, device_name: str, bucket: Problem) -> Key:
-        """Return the key under which the cache keeps a bucket's winner."""
-        return Key(
-            kernel=self._tunable.name,
-            arch=str(arch),
-            device_name=device_name,
-            distribution=self._distribution,
-            cuda_tile=cutile.version(),
-            bucket=tuple(sorted(bucket.items())),
-            source_hash=self._kernels.cubins.source_hash(arch) or self._hashed,
-        )
-
-    @lazy
-    def _cache(self) -> UserCache:
-        return UserCache(
-            folder_here(), self._tunable
-        )  # found once: it takes as long as the rest of a look-up
-
-    @lazy
-    def _distribution(self) -> str:
-        name = self._tunable.distribution or self._tunable.package.partition(".")[0]
-        try:
-            return f"{name} {metadata.version(name)}"
-        except (metadata.PackageNotFoundError, ValueError):
-            # A checkout, or a declaration outside any package.
-            return f"{name} (not installed)"
-
-    @lazy
-    def _hashed(self) -> str:
-        from aot_tune.declare.fingerprint.hashing import source_hash
-
-        return source_hash(self._tunable)
 
 
 def _announce(tunable: Declaration, arch: Arch, problem: Problem, limit_s: float) -> None:

@@ -23,7 +23,7 @@ from aot_tune.serve.launch.dispatch import UnrankedRow, dispatcher_of
 from aot_tune.serve.runtime import runtime
 from aot_tune.serve.search import cache, trial
 from aot_tune.serve.search import live as search
-from aot_tune.serve.search.cache import UserCache, folder_here
+from aot_tune.serve.search.cache import UserCache, Winners, folder_here
 from aot_tune.serve.search.live import LiveSearch, timing_estimate_s
 from aot_tune.tables.table import Point
 from aot_tune.tunable import Tunable
@@ -44,6 +44,11 @@ def tensors(rows: int, dtype: torch.dtype = torch.bfloat16) -> tuple[torch.Tenso
     return torch.empty(rows, 1024, dtype=dtype, device="meta"), torch.empty(
         rows, 1024, dtype=dtype, device="meta"
     )
+
+
+def _live(tunable: Tunable) -> LiveSearch:
+    kernels = dispatcher_of(tunable).kernels
+    return LiveSearch(tunable, kernels, Winners(tunable, kernels))
 
 
 @pytest.fixture
@@ -426,10 +431,10 @@ def test_b11_after_a_search_in_vain_another_process_s_winner_serves_the_next_sha
     monkeypatch.setattr(cache, "_SEEN_AFTER_S", 0.0)
     tuned.launch(*tensors(4096))
     assert grid_of(driver) == (64, 16, 1)
-    live = LiveSearch(tuned, dispatcher_of(tuned).kernels)
+    live = _live(tuned)
     bucket = Problem({"dtype": "bfloat16", "M": 4096, "N": 1024})
     device = dispatcher_of(tuned).machine(0, runtime()).device
-    UserCache(folder_here()).write(live.key(device.arch, device.name, bucket), AT_64, 10.0)
+    UserCache(folder_here()).write(live._winners.key(device.arch, device.name, bucket), AT_64, 10.0)
     time.sleep(0.05)
     tuned.launch(*tensors(4000))
     assert grid_of(driver) == (125, 16, 1)
@@ -566,7 +571,7 @@ def test_the_default_is_taken_at_once_while_another_process_searches_and_the_win
     in_child: list[tuple[int, float]], driver: Driver, tmp_path: Path
 ) -> None:
     other, unknown = UserCache(folder_here()), dataclasses.replace(scale, tables=tmp_path)
-    key = dispatcher_of(unknown)._search.key(SM90, "NVIDIA H200", Problem({"of": "another kernel"}))
+    key = dispatcher_of(unknown)._winners.key(SM90, "NVIDIA H200", Problem({"of": "another kernel"}))
     with other.locked(key, 0, of_children=True) as state:
         assert state == "held"
         unknown.launch(*tensors(64))
@@ -598,7 +603,8 @@ def test_b12_thousands_of_new_shapes_leave_nothing_in_memory(
     """
     monkeypatch.setenv(environment.SEARCH_SECONDS, seconds)
     for bound in (
-        "serve.search.live._MOST_REMEMBERED",
+        "serve.search.live.MOST_REMEMBERED",
+        "serve.search.cache.MOST_REMEMBERED",
         "serve.launch.dispatch._MOST_PLANS",
         "choose.nearest._MOST_KEPT",
         "choose.points._MOST_KEPT",
@@ -629,7 +635,7 @@ def test_b12_thousands_of_new_shapes_leave_nothing_in_memory(
         finally:
             tracemalloc.stop()
     assert after - before < 50_000  # 50 bytes a shape; a memo without a bound keeps some hundreds
-    assert len(served._search._known) <= 64
+    assert len(served._winners.known) <= 64
     assert len(served._search._tried) <= 64
 
 
@@ -642,36 +648,36 @@ def test_b12_a_winner_that_no_file_holds_outlasts_thousands_of_other_shapes(
         def __contains__(self, _: object) -> bool:
             return True
 
-    monkeypatch.setattr(search, "_MOST_REMEMBERED", 64)
-    live = LiveSearch(tuned, dispatcher_of(tuned).kernels)
+    monkeypatch.setattr(cache, "MOST_REMEMBERED", 64)
+    live = _live(tuned)
     mine = Problem({"dtype": "bfloat16", "M": 4096, "N": 1024})
-    live._known[SM90, "NVIDIA H200", mine] = AT_64
+    live._winners.known[SM90, "NVIDIA H200", mine] = AT_64
     for cols in range(1, 100):
-        assert live.remembered(SM90, "NVIDIA H200", mine.replaced(N=16 * cols + 1)) is None
-    assert len(live._known) == 1
+        assert live._winners.of(SM90, "NVIDIA H200", mine.replaced(N=16 * cols + 1)) is None
+    assert len(live._winners.known) == 1
     monkeypatch.setattr(UserCache, "places", lambda cache, folder: Everywhere({"a"}))
     for cols in range(1, 500):
-        assert live.remembered(SM90, "NVIDIA H200", mine.replaced(N=16 * cols + 1)) is None
-        assert len(live._known) <= 64
-    assert live.remembered(SM90, "NVIDIA H200", mine) == AT_64
+        assert live._winners.of(SM90, "NVIDIA H200", mine.replaced(N=16 * cols + 1)) is None
+        assert len(live._winners.known) <= 64
+    assert live._winners.of(SM90, "NVIDIA H200", mine) == AT_64
     for cols in range(64):  # and even winners are not kept without end
-        live._known[SM90, "NVIDIA H200", mine.replaced(N=cols + 10_000)] = AT_64
-    live.remembered(SM90, "NVIDIA H200", mine.replaced(N=7))
-    assert len(live._known) == 1
+        live._winners.known[SM90, "NVIDIA H200", mine.replaced(N=cols + 10_000)] = AT_64
+    live._winners.of(SM90, "NVIDIA H200", mine.replaced(N=7))
+    assert len(live._winners.known) == 1
 
 
 # Sharing ---------------------------------------------------------------------------------------------------
 
 
 def _search_cold(tunable: Tunable, folder: Path, number: int) -> None:
-    live = LiveSearch(tunable, dispatcher_of(tunable).kernels)
+    live = _live(tunable)
 
     def run() -> tuple[Config, float]:
         (folder / f"searched.{number}").write_text("")
         time.sleep(0.5)
         return AT_64, 10.0
 
-    key = live.key(SM90, "NVIDIA H200", Problem({"dtype": "bfloat16", "M": 4096, "N": 1024}))
+    key = live._winners.key(SM90, "NVIDIA H200", Problem({"dtype": "bfloat16", "M": 4096, "N": 1024}))
     found = live._shared(key, run, 20.0, lambda config: True)
     (folder / f"found.{number}").write_text(str(found))
 
@@ -722,16 +728,16 @@ def test_b8_a_search_is_made_where_no_lock_can_be_had(
         cache, "_acquired", lambda path, timeout: (_ for _ in ()).throw(OSError("no locks here"))
     )
     cache._warned.clear()
-    live = LiveSearch(tuned, dispatcher_of(tuned).kernels)
-    key = live.key(SM90, "NVIDIA H200", Problem({"dtype": "bfloat16", "M": 4096, "N": 1024}))
+    live = _live(tuned)
+    key = live._winners.key(SM90, "NVIDIA H200", Problem({"dtype": "bfloat16", "M": 4096, "N": 1024}))
     with pytest.warns(CacheWarning, match="no locks here"):
         assert live._shared(key, lambda: (AT_64, 10.0), 1.0, lambda config: True) == AT_64
     assert UserCache(folder_here()).read(key) == AT_64
 
 
 def test_a_lock_held_by_another_for_too_long_means_no_search(tuned: Tunable) -> None:
-    live = LiveSearch(tuned, dispatcher_of(tuned).kernels)
-    key = live.key(SM90, "NVIDIA H200", Problem({"dtype": "bfloat16", "M": 4096, "N": 1024}))
+    live = _live(tuned)
+    key = live._winners.key(SM90, "NVIDIA H200", Problem({"dtype": "bfloat16", "M": 4096, "N": 1024}))
     run: Callable[[], Any] = lambda: pytest.fail("searched")  # noqa: E731
     with UserCache(folder_here()).locked(key, 5.0) as state:
         assert state == "held"
