@@ -22,7 +22,8 @@ FULL_GAIN, FULL_LOSS, FULL_REGRET = 2.0, 0.8, 0.3
 _STYLE = """
 :root{color-scheme:only light;background:#fff}
 body{font:14px/1.45 system-ui,sans-serif;color:#1b1f24;max-width:1280px;margin:0 auto;padding:20px}
-table{border-collapse:collapse;display:block;overflow-x:auto}th,td{text-align:right;padding:3px 9px;border-bottom:1px solid #d8dee4}
+table{border-collapse:collapse;display:block;overflow-x:auto}
+th,td{text-align:right;padding:3px 9px;border-bottom:1px solid #d8dee4}
 th:first-child,td:first-child{text-align:left}figcaption,summary{font-weight:600}summary{cursor:pointer}
 small{color:#57606a;font-weight:400;display:block;max-width:620px}figure{margin:10px 0;overflow-x:auto}
 details{border:1px solid #d8dee4;border-radius:8px;margin:12px 0;padding:8px 14px}
