@@ -629,7 +629,7 @@ def held_locks(row: Row) -> None:
         os.environ[environment.CACHE_DIR] = str(row.place(f"cache {number}"))
         os.environ[environment.SEARCH_SECONDS] = "2"
         tuned = dataclasses.replace(scale, tables=row.place("tables"))
-        key = dispatcher_of(tuned)._search.key(SM90, "NVIDIA H200", tuned.bucket_of(_problem(4096)))
+        key = dispatcher_of(tuned)._winners.key(SM90, "NVIDIA H200", tuned.bucket_of(_problem(4096)))
         read, written = os.pipe()
         holder = os.fork()
         if not holder:
@@ -942,7 +942,7 @@ def names(row: Row) -> None:
 
 
 def _place(row: Row, tuned: Tunable) -> tuple[Path, cache.Key]:
-    key = dispatcher_of(tuned)._search.key(SM90, "NVIDIA H200", tuned.bucket_of(_problem(4096)))
+    key = dispatcher_of(tuned)._winners.key(SM90, "NVIDIA H200", tuned.bucket_of(_problem(4096)))
     return Path(os.environ[environment.CACHE_DIR]), key
 
 
