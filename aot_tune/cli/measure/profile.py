@@ -216,12 +216,15 @@ def _overall(result: Profile) -> str:
 def _facts_lines(facts: Facts) -> Iterator[str]:
     parts = []
     if facts.us or facts.counters:
-        parts += [f"memory {facts.part_of('memory'):.0%}"] if facts.memory_us else []
+        known = facts.memory_us or facts.counters
+        parts += [
+            f"memory {facts.part_of('memory'):.0%}" if known else "memory unknown: arguments read in part"
+        ]
         parts += [f"tensor {facts.part_of('tensor'):.0%}"] if facts.tensor_us else []
     least = max(facts.memory_us, facts.tensor_us)
     which = "memory" if facts.memory_us >= facts.tensor_us else "tensor"
-    reached = f"{', '.join(parts)}; " if parts else ""
-    yield f"  roofline:  {reached}at least {least:.2f} us by the datasheet ({which})"
+    bound = f"at least {least:.2f} us by the datasheet ({which})" if least else ""
+    yield f"  roofline:  {'; '.join(filter(None, [', '.join(parts), bound]))}"
     if facts.resources is not None:
         used = facts.resources
         yield (

@@ -7,6 +7,7 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from html import escape
+from typing import NamedTuple
 
 from aot_tune.cli.documents.declared import DeclaredDocument
 from aot_tune.cli.report.pictures import STYLE, TINTS, Cell, curves, grid, shade
@@ -27,7 +28,8 @@ th,td{text-align:right;padding:3px 9px;border-bottom:1px solid #d8dee4}
 th:first-child,td:first-child{text-align:left}figcaption,summary{font-weight:600}summary{cursor:pointer}
 small{color:#57606a;font-weight:400;display:block;max-width:620px}figure{margin:10px 0;overflow-x:auto}
 details{border:1px solid #d8dee4;border-radius:8px;margin:12px 0;padding:8px 14px}
-.p{display:flex;flex-wrap:wrap;gap:24px 32px}ol{font-size:12px;padding-left:4px;list-style:none}
+.p{display:flex;flex-wrap:wrap;gap:24px 32px;scroll-margin-top:48px}
+ol{font-size:12px;padding-left:4px;list-style:none}
 i{padding:0 7px;margin-right:6px;font-style:normal}figure{max-width:100%}
 """
 
@@ -66,6 +68,7 @@ def page(shown: Sequence[Shown], remarks: Sequence[str] = ()) -> str:
     lines = [f"{counted(len(shown), 'kernel')}, {counted(entries, 'bucket')}.", *made, *remarks]
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width">'
         f'<meta http-equiv="Content-Security-Policy" content="{_POLICY}">'
         f"<title>{escape(title)}</title><style>{_STYLE}{STYLE}</style></head><body><h1>{escape(title)}</h1>"
         f"{''.join(f'<p>{escape(line)}</p>' for line in lines)}"
@@ -90,11 +93,13 @@ def _summary(shown: Shown) -> tuple[str, ...]:
 
 def _details(shown: Shown) -> str:
     table = shown.new.table
+    changes = _changes(shown)
     heading = f"{shown.name}: {geometric_mean(shown.new.gains):.2f}x over the default"
+    heading += f"; gain now / before: {changes.text}" if changes and shown.new.table.entries else ""
     pictures = [picture(shown) for picture in PICTURES] if table.entries else []
-    return (
-        f'<details id="{escape(shown.name)}"><summary>{escape(heading)}</summary>'
-        f'<div class="p">{"".join(pictures)}</div></details>'
+    return (  # a link to what is inside opens it
+        f"<details><summary>{escape(heading)}</summary>"
+        f'<div class="p" id="{escape(shown.name)}">{"".join(pictures)}</div></details>'
     )
 
 
@@ -127,16 +132,11 @@ def gains(shown: Shown) -> str:
 
 def against(shown: Shown) -> str:
     """Draw how each bucket's gain has changed; nothing without a table before."""
-    if shown.old is None:
+    changes = _changes(shown)
+    if changes is None:
         return ""
-    old = shown.old.in_names_of(shown.new)[0]
-    before, entries = {entry.bucket: entry for entry in old.table.entries}, shown.new.table.entries
-    kept = [(before[entry.bucket], entry) for entry in entries if entry.bucket in before]
-    ratios = {entry.bucket: entry.gain / past.gain for past, entry in kept}
-    moved = sum(past.config != entry.config for past, entry in kept)
-    new, gone = len(entries) - len(kept), len(before) - len(kept)
-    note = f"{moved} with another config (*), {new} new, {gone} gone"
-    label = f"Gain now / gain before of {shown.name}: {geometric_mean(ratios.values()):.3f}x; {note}"
+    before, ratios, text = changes
+    label = f"Gain now / gain before of {shown.name}: {text}"
 
     def cell(entry: Entry) -> Cell:
         past = before.get(entry.bucket)
@@ -148,9 +148,27 @@ def against(shown: Shown) -> str:
             f"{ratio:.2f}{star}", _gain_color(ratio), f"{past.gain:.2f}x before, {entry.gain:.2f}x now"
         )
 
-    return _figure(
-        "Gain now / gain before", f"orange: gains less; {note}", grid(shown.new.table, cell, label)
-    )
+    note = "orange: gains less; *: another config"
+    return _figure("Gain now / gain before", note, grid(shown.new.table, cell, label))
+
+
+class _Changes(NamedTuple):
+    before: Mapping[Problem, Entry]
+    ratios: Mapping[Problem, float]
+    text: str
+
+
+def _changes(shown: Shown) -> _Changes | None:
+    """Return the former entries, gains now over gains before, and a text; None without a table before."""
+    if shown.old is None:
+        return None
+    old = shown.old.in_names_of(shown.new)[0]
+    before, entries = {entry.bucket: entry for entry in old.table.entries}, shown.new.table.entries
+    kept = [(before[entry.bucket], entry) for entry in entries if entry.bucket in before]
+    ratios = {entry.bucket: entry.gain / past.gain for past, entry in kept}
+    moved = sum(past.config != entry.config for past, entry in kept)
+    counts = f"{moved} with another config, {len(entries) - len(kept)} new, {len(before) - len(kept)} gone"
+    return _Changes(before, ratios, f"{geometric_mean(ratios.values()):.3f}x; {counts}")
 
 
 def winners(shown: Shown) -> str:

@@ -91,4 +91,7 @@ def _least_us(document: DeclaredDocument, kernel: FoundKernel) -> tuple[Mapping[
         moved = {entry.bucket: launched(entry.bucket, entry.config).memory_bytes for entry in table.entries}
     except AotTuneError as error:
         return None, str(error)
-    return {bucket: count / (device.memory_gbps * 1e3) for bucket, count in moved.items()}, ""
+    least_us = {bucket: count / (device.memory_gbps * 1e3) for bucket, count in moved.items()}
+    if any(least_us[entry.bucket] > entry.mean_us for entry in table.entries):
+        return None, "a launch reads only a part of the arguments"
+    return least_us, ""

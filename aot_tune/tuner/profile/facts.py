@@ -57,10 +57,11 @@ class Facts:
     """Bytes that all tiles load, counted as often as they are loaded."""
 
     memory_us: float
-    """Time in which the memory moves all arguments once, by the datasheet, microseconds."""
+    """Time in which the memory moves all arguments once, by the datasheet, microseconds; 0 where it is
+    unknown, as for a launch that took less and so reads only a part of them."""
 
     tensor_us: float
-    """Time in which the tensor units do all products, by the datasheet, microseconds."""
+    """Time in which the tensor units do all products, by the datasheet, microseconds; 0 likewise."""
 
     resources: Resources | None
     """Registers, stack, shared memory and threads; None where the config was not compiled."""
@@ -152,13 +153,18 @@ def facts_of(
     work, tiles = launched.work, launched.tiles
     resident = residency(device, resources) if resources is not None else 0
     threads = resources.threads * resident if resources is not None else 0
+    least = (
+        launched.memory_bytes / (device.memory_gbps * 1e3),
+        tiles * work.steps * work.flops / (device.tensor_tflops * rate * 1e6),
+    )
+    memory_us, tensor_us = (0.0 if us is not None and each > us else each for each in least)
     return Facts(
         us=us,
         blocks=launched.blocks * launched.ctas,
         tiles=tiles * launched.ctas,
         load_bytes=tiles * work.steps * work.load_bytes,
-        memory_us=launched.memory_bytes / (device.memory_gbps * 1e3),
-        tensor_us=tiles * work.steps * work.flops / (device.tensor_tflops * rate * 1e6),
+        memory_us=memory_us,
+        tensor_us=tensor_us,
         resources=resources,
         loop=loop,
         resident=resident,

@@ -84,3 +84,12 @@ def test_an_arch_without_tables_is_refused(tmp_path: Path) -> None:
     write(tmp_path, scale_table())
     with pytest.raises(UsageError, match="no table for sm100"):
         shown_tables([tmp_path], Arch.parse("sm100"), [MODULE])
+
+
+def test_a_share_above_one_means_that_arguments_are_read_in_part(tmp_path: Path) -> None:
+    write(tmp_path, with_entry(scale_table(), 1, mean_us=0.01))
+    [shown], remarks, _ = shown_tables([tmp_path], SM90, [MODULE])
+    assert shown.least_us is None
+    assert remarks == [
+        "Without the memory's share (a launch reads only a part of the arguments): sm90/scale."
+    ]

@@ -213,3 +213,11 @@ def test_facts_of_a_launch() -> None:
     shared = facts_of(launched, H200, replace(CODE, shared_bytes=100_000), None)
     assert shared.limiter.startswith("shared memory (100000 bytes; 3 blocks need ")
     assert facts_of(launched, H200, None, None).waves is None
+
+
+def test_a_launch_below_its_least_time_reads_a_part_of_its_arguments() -> None:
+    launched = Launched(work=Work(), tiles=8448, blocks=8448, ctas=1, memory_bytes=4.8e7)
+    facts = facts_of(launched, H200, CODE, None, us=9.0)
+    assert facts.memory_us == 0.0
+    assert classify(facts) == "latency"
+    assert not any(finding.name == "memory roof" for finding in findings(facts))
