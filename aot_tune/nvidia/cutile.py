@@ -99,7 +99,13 @@ def allow_no_temporary_folder() -> None:
 
 @cache
 def version() -> str:
-    """Return the installed cuda-tile's version; empty when it is not installed."""
+    """Return the installed cuda-tile's version; empty when it is not installed.
+
+    The imported module knows it; its package's metadata are searched for in all of `sys.path`, for 6 ms here.
+    """
+    known = getattr(sys.modules.get("cuda.tile"), "__version__", None)
+    if type(known) is str:
+        return known
     try:
         return metadata.version("cuda-tile")
     except metadata.PackageNotFoundError:

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import textwrap
+from importlib import metadata
 from pathlib import Path
 from typing import Any
 
@@ -209,6 +210,15 @@ def test_a_signature_without_a_cubin_is_compiled_by_cutile() -> None:
     before = len(driver.DRIVER.launches)
     ct.launch(0, (1,), kernel, (_Array(array), _Array(array), 3, 1.5, 32))
     assert len(driver.DRIVER.launches) == before + 1
+
+
+@pytest.mark.parametrize("is_imported", [True, False])
+def test_the_version_is_the_package_s_whether_cutile_is_imported_or_not(
+    is_imported: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    if not is_imported:
+        monkeypatch.delitem(sys.modules, "cuda.tile")
+    assert cutile.version.__wrapped__() == metadata.version("cuda-tile")
 
 
 @pytest.mark.process
