@@ -265,6 +265,8 @@ def _change_lines(result: Profile) -> Iterator[str]:
         yield f"             {tried.failure.splitlines()[0]}"
     else:
         yield "             not measured: there is no GPU of the arch here"
+        if expected is not None and expected.worth:
+            yield f"             the model's choices for this kernel: {expected.worth}"
 
 
 def _diff_lines(result: Profile, before: Earlier | None) -> Iterator[str]:

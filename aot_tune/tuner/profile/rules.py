@@ -216,6 +216,9 @@ class Expected:
     by: Literal["table", "model"]
     """What expects it: the table's times at and near the size, or the model."""
 
+    worth: str = ""
+    """How the model's choices did for this kernel, in words; empty for the table's times."""
+
 
 @dataclass(frozen=True, kw_only=True)
 class Change:

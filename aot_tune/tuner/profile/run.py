@@ -28,6 +28,7 @@ from aot_tune.tuner.measure.request import Finals, Measure, TimeInState
 from aot_tune.tuner.measure.worker.backend import Counters
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
 from aot_tune.tuner.plan.candidates import DeviceKernel, ProblemPlan, plan_only
+from aot_tune.tuner.plan.judged import NOT_JUDGED, judgement
 from aot_tune.tuner.plan.model import Launched, least_us
 from aot_tune.tuner.plan.shortlist import predictions
 from aot_tune.tuner.profile.facts import Class, Facts, classify, facts_of
@@ -219,7 +220,11 @@ class _Profiled:
     def _modelled(self) -> dict[Config, Expected]:
         """Return the neighbours' times by the model; empty where it cannot rank them."""
         times = predictions(self._kernel, self._plan, [self._config, *self._near], self._compiled)
-        return {other: Expected(ratio=us / times[self._config], by="model") for other, us in times.items()}
+        worth = str(judgement(self._kernel.tunable) or NOT_JUDGED) if times else ""
+        return {
+            other: Expected(ratio=us / times[self._config], by="model", worth=worth)
+            for other, us in times.items()
+        }
 
     def _remarks(self) -> tuple[Remark, ...]:
         """Compile the config once more for the compiler's remarks; none where it cannot write them."""

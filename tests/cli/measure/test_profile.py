@@ -126,6 +126,17 @@ def test_without_a_gpu_the_page_has_what_can_be_proved(folder: Path) -> None:
     assert Session.asked == []
 
 
+def test_what_the_model_expects_is_quoted_with_what_it_is_worth(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(
+        run, "predictions", lambda kernel, plan, configs, compiled: dict.fromkeys(configs, 1.0)
+    )
+    text = _profile().stdout
+    assert "  change:    tile_m 64 -> 32 (for too few blocks: more blocks; the model expects +0.0%)\n" in text
+    assert "             the model's choices for this kernel: not judged on a measured table\n" in text
+
+
 def test_the_change_is_measured_at_once_and_taken_where_it_is_faster(gpu: Path) -> None:
     Session.us[_with(WINNER, tile_m=32)] = 30.0
     result = _profile()
