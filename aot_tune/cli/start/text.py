@@ -199,7 +199,7 @@ def _search_space(start: Start) -> str:
         hints = '{"occupancy": occupancy, "num_ctas": num_ctas}'
         lines = [
             "lambda arch, problem: [",
-            *_group("Config(", [f"constants={{{constants}}}", f"hints={hints}"], ")").splitlines(),
+            "Config(", f"    constants={{{constants}}},", f"    hints={hints},", ")",
             f"for {', '.join(names.values())}{',' if len(names) == 1 else ''} in (", *tiles, ")",
             "for occupancy in (1, 2)",
             "for num_ctas in ((1, 2) if arch >= Arch(10, 0) else (1,))",

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import ast
-import itertools
 import json
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -60,11 +60,11 @@ def tiles_of(place: str, constants: str, sizes: Sequence[str], known: Sequence[s
                 f"--constants: a config has no whole number {name}; it has {', '.join(lacking[0])}"
             )
     rows = list(dict.fromkeys(tuple(config[name] for name in names.values()) for config in configs))
-    fits = [
-        [value & -value == value > 0 or name not in sizes for name, value in zip(names, row, strict=True)]
+    fitting = [
+        row
         for row in rows
+        if all(value & -value == value > 0 for name, value in zip(names, row, strict=True) if name in sizes)
     ]
-    fitting = [row for row, right in zip(rows, fits, strict=True) if all(right)]
     if not fitting:
         raise UsageError(
             f"--triton {place}: no config has sizes that are powers of two, as cuTile's tiles are"
@@ -73,9 +73,10 @@ def tiles_of(place: str, constants: str, sizes: Sequence[str], known: Sequence[s
         f"search_space is of {counted(len(configs), 'Triton config')}: {len(fitting)} with different values; "
         "warps and stages are left out, as cuTile has no counterpart"
     )
-    note += f"; so are {len(rows) - len(fitting)} whose tiles are no powers of two" if rows != fitting else ""
     used = {*names.values(), "num_warps", "num_stages"}
     others = sorted({name for config in configs for name in config} - used)
+    if rows != fitting:
+        others.insert(0, f"{len(rows) - len(fitting)} whose tiles are no powers of two")
     note += f"; so are {', '.join(others)}" if others else ""
     return Tiles(names=tuple(names), values=tuple(fitting), note=note)
 
@@ -89,62 +90,114 @@ def _of_json(place: str) -> Iterator[Mapping[str, Any]]:
         raise UsageError(f"--triton {place}: it is no JSON object of configs") from error
 
 
-def _of_source(place: str) -> Iterator[Mapping[str, Any]]:
+def _of_source(place: str) -> list[Mapping[str, Any]]:
     path, _, name = place.rpartition(":")
     try:
-        tree = ast.parse(read_bytes(Path(path or place)))
+        names = _names(ast.parse(read_bytes(Path(path or place))))
     except (SyntaxError, ValueError) as error:
         raise UsageError(f"--triton {place}: {path or place} is no Python source") from error
-    named: dict[str, ast.AST] = {}
-    for node in ast.walk(tree):
-        if isinstance(node, ast.Assign) and isinstance(node.targets[0], ast.Name):
-            named.setdefault(node.targets[0].id, node.value)
-        elif isinstance(node, ast.FunctionDef):
-            named.setdefault(node.name, node)
-    if not path or name not in named:
-        lists = [known for known, node in named.items() if "Config(" in ast.unparse(node)]
-        raise UsageError(f"--triton {place}: write FILE.py:NAME; NAME is one of {', '.join(lists) or 'none'}")
-    yield from _configs(named[name], {}, named, place)
-
-
-def _configs(
-    node: ast.AST, values: Mapping[str, Any], named: Mapping[str, ast.AST], place: str
-) -> Iterator[Mapping[str, Any]]:
-    """Yield the configs of an expression of literals; `values` are a comprehension's."""
-    if isinstance(node, ast.List | ast.Tuple):
-        for part in node.elts:
-            yield from _configs(part, values, named, place)
-    elif isinstance(node, ast.Call) and ast.unparse(node.func).split(".")[-1] == "Config" and node.args:
-        yield _evaluated(node.args[0], values, place)
-    elif isinstance(node, ast.ListComp | ast.GeneratorExp) and not any(each.ifs for each in node.generators):
-        targets = [ast.unparse(each.target) for each in node.generators]
-        lists = [_evaluated(each.iter, {}, place) for each in node.generators]
-        for row in itertools.product(*lists):
-            yield from _configs(node.elt, dict(zip(targets, row, strict=True)), named, place)
-    elif isinstance(node, ast.Name) and node.id in named:
-        yield from _configs(named[node.id], values, {**named, node.id: ast.Pass()}, place)
-    elif isinstance(node, ast.FunctionDef):
-        tuned = [k.value for call in node.decorator_list if isinstance(call, ast.Call)
-                 for k in call.keywords if k.arg == "configs"]  # fmt: skip
-        returned = [each.value for each in ast.walk(node) if isinstance(each, ast.Return) and each.value]
-        if len(tuned or returned) != 1:
-            raise UsageError(f"--triton {place}: line {node.lineno} has no single list of configs")
-        yield from _configs((tuned or returned)[0], values, named, place)
-    else:
-        line, text = getattr(node, "lineno", "?"), ast.unparse(node)[:60]
-        raise UsageError(f"--triton {place}: line {line} is no list of literal configs: {text}")
-
-
-def _evaluated(node: ast.AST, values: Mapping[str, Any], place: str) -> Any:
-    """Return a literal in which a comprehension's variables may stand."""
-
-    class Replaced(ast.NodeTransformer):
-        def visit_Name(self, name: ast.Name) -> ast.AST:
-            return ast.Constant(values[name.id]) if name.id in values else name
-
+    lists = [known for known, node in names.items() if "Config(" in ast.unparse(node)]
+    known = f"NAME is one of {', '.join(lists) or 'none'}"
+    if not path or names.get(name, _UNKNOWN) is _UNKNOWN:
+        raise UsageError(f"--triton {place}: write FILE.py:NAME of what is assigned once; {known}")
     try:
-        # A copy: the next row of a comprehension has other values.
-        return ast.literal_eval(Replaced().visit(ast.parse(ast.unparse(node), mode="eval")))
-    except ValueError as error:
-        line, text = getattr(node, "lineno", "?"), ast.unparse(node)[:60]
-        raise UsageError(f"--triton {place}: line {line} is no literal: {text}") from error
+        configs = _value(names[name], names)
+        if not isinstance(configs, list) or not all(isinstance(config, dict) for config in configs):
+            raise _UnreadableError(names[name])
+    except (_UnreadableError, TypeError, ValueError) as error:
+        node = error.args[0] if isinstance(error, _UnreadableError) else names[name]
+        text = f"line {node.lineno} is no list of literal configs: {ast.unparse(node)[:60]}"
+        raise UsageError(f"--triton {place}: {text}; {known}") from error
+    return configs
+
+
+class _UnreadableError(Exception):
+    """An expression has a value only where it is run."""
+
+
+_UNKNOWN = ast.Pass()
+"""The expression of an argument, and of a name that is assigned twice or changed."""
+
+
+def _names(scope: ast.Module | ast.FunctionDef) -> dict[str, Any]:
+    """Return the functions and the assigned expressions of a scope."""
+    functions = [node for node in ast.walk(scope) if isinstance(node, ast.FunctionDef) and node is not scope]
+    parts = [part for part in scope.body if not isinstance(part, ast.FunctionDef | ast.ClassDef)]
+    found: dict[str, ast.AST] = {}
+    changes: Counter[str] = Counter()
+    for node in dict.fromkeys([*functions, *(node for part in parts for node in ast.walk(part))]):
+        match node:
+            case ast.FunctionDef(name=name):
+                found[name] = node
+                changes[name] += 1
+            case ast.Assign(targets=[ast.Name(id=name)]):
+                found[name] = node.value
+            case (
+                ast.Name(id=name, ctx=ast.Store())
+                | ast.Attribute(value=ast.Name(id=name), attr="append" | "extend" | "insert")
+            ):
+                changes[name] += 1
+    return {name: found.get(name, _UNKNOWN) if count == 1 else _UNKNOWN for name, count in changes.items()}
+
+
+def _value(node: ast.AST, names: Mapping[str, Any]) -> Any:
+    """Return the value of literals, or of a function that returns them; a config is its dict of constants.
+
+    Args:
+        node: The expression or the function.
+        names: The expressions of names, and the values of a comprehension's variables.
+
+    Raises:
+        _UnreadableError: It is something else.
+    """
+    match node:
+        case ast.Name() if (known := names.get(node.id, _UNKNOWN)) is not _UNKNOWN:
+            return _value(known, {**names, node.id: _UNKNOWN}) if isinstance(known, ast.AST) else known
+        case ast.List() | ast.Tuple():
+            return [_value(part, names) for part in node.elts]
+        case ast.Dict() if None not in node.keys:
+            pairs = zip(node.keys, node.values, strict=True)
+            return {ast.literal_eval(key): _value(value, names) for key, value in pairs if key}
+        case ast.ListComp() | ast.GeneratorExp() if not any(loop.ifs for loop in node.generators):
+            return [_value(node.elt, {**names, **row}) for row in _rows(node, names)]
+        case ast.FunctionDef():
+            tuned = [each for call in node.decorator_list for each in _passed(call, "autotune", "configs")]
+            returned = [each.value for each in ast.walk(node) if isinstance(each, ast.Return) and each.value]
+            own = {each.arg: _UNKNOWN for each in ast.walk(node.args) if isinstance(each, ast.arg)}
+            if len(listed := tuned or returned) == 1:
+                return _value(listed[0], names if tuned else {**names, **own, **_names(node)})
+        case ast.Call() if config := _passed(node, "Config", "kwargs"):
+            return _value(config[0], names)
+        case ast.Call(func=ast.Name(id="dict"), args=[]):
+            return {str(each.arg): _value(each.value, names) for each in node.keywords}
+        case ast.Call(func=ast.Name(id=name)) if isinstance(names.get(name), ast.FunctionDef):
+            return _value(node.func, names)
+        case ast.Constant():
+            return node.value
+    raise _UnreadableError(node)
+
+
+def _rows(node: ast.ListComp | ast.GeneratorExp, names: Mapping[str, Any]) -> list[dict[str, Any]]:
+    """Return the values of a comprehension's variables, but of unknown ones that no constant needs."""
+    kept = (_passed(node.elt, "Config", "kwargs") or [node.elt])[0]
+    used = {each.id for each in ast.walk(kept) if isinstance(each, ast.Name)}
+    rows: list[dict[str, Any]] = [{}]
+    for loop in node.generators:
+        several = isinstance(loop.target, ast.Tuple)
+        targets = ast.unparse(loop.target).strip("()").split(", ")
+        try:
+            items = [item if several else [item] for item in _value(loop.iter, names)]
+        except _UnreadableError:
+            if used.intersection(targets):
+                raise
+            continue
+        rows = [{**row, **dict(zip(targets, item, strict=True))} for row in rows for item in items]
+    return rows
+
+
+def _passed(call: ast.AST, function: str, name: str) -> list[ast.expr]:
+    """Return what a call passes by a name, or first to a function."""
+    if not isinstance(call, ast.Call):
+        return []
+    named = [each.value for each in call.keywords if each.arg == name]
+    return named or call.args[: ast.unparse(call.func).split(".")[-1] == function]

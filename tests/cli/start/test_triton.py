@@ -41,6 +41,45 @@ SOURCE = textwrap.dedent("""
     def kernel(a):
         pass
 
+    SIZES_M = (64, 128)
+    TABLE = [(64, 32, 4), (32, 64, 8)]
+    NAMED = [Config(dict(BLOCK_SIZE_M=m, BLOCK_SIZE_N=32, BLOCK_SIZE_K=64, GROUP_SIZE_M=8), num_stages=s)
+             for m in SIZES_M for s in ([1] if is_hip() else [2, 3])]
+    ROWS = [Config(kwargs={'BLOCK_SIZE_M': m, 'BLOCK_SIZE_N': n, 'BLOCK_SIZE_K': 64, 'GROUP_SIZE_M': 8})
+            for m, n, w in TABLE]
+
+    if MANY:
+        def conditional():
+            return LIST
+
+    def first():
+        configs = [Config({'BLOCK_SIZE_M': 16, 'BLOCK_SIZE_N': 32, 'BLOCK_SIZE_K': 64, 'GROUP_SIZE_M': 8})]
+        return configs
+
+    def second(hook=None):
+        configs = [Config({'BLOCK_SIZE_M': 32, 'BLOCK_SIZE_N': 32, 'BLOCK_SIZE_K': 64, 'GROUP_SIZE_M': 8},
+                                 pre_hook=hook)]
+        return configs
+
+    def appended():
+        configs = [Config({'BLOCK_SIZE_M': 16, 'BLOCK_SIZE_N': 32, 'BLOCK_SIZE_K': 64, 'GROUP_SIZE_M': 8})]
+        configs.append(Config({'BLOCK_SIZE_M': 64, 'BLOCK_SIZE_N': 32}))
+        return configs
+
+    SPREAD = [Config({**BASE, 'BLOCK_SIZE_M': 64})]
+    TWICE = [Config({'BLOCK_SIZE_M': 64})]
+    TWICE = [Config({'BLOCK_SIZE_M': 32})]
+
+    def passed(configs):
+        return configs
+
+    @triton.autotune(second(), key=['M'])
+    @triton.jit
+    def positional(a):
+        pass
+
+    configs = LIST
+    ODD = [triton.Config({'BLOCK_SIZE_M': m}) for m, n in (64, 128)]
     MADE = [make(64)]
     SIZES = [triton.Config({'BLOCK_SIZE_M': size()})]
     CHOSEN = [triton.Config({'BLOCK_SIZE_M': m}) for m in (64, 128) if m > 64]
@@ -68,6 +107,11 @@ def source(tmp_path: Path) -> Path:
         ("LIST", [(m, n, 64, 8) for m in (64, 128) for n in (64, 128)], "8 Triton configs: 4 with"),
         ("kernel", [(m, n, 64, 8) for m in (64, 128) for n in (64, 128)], "warps and stages are left out"),
         ("json", [(16, 64, 128, 1)], "so are EVEN_K"),
+        ("NAMED", [(64, 32, 64, 8), (128, 32, 64, 8)], "2 Triton configs: 2 with"),
+        ("ROWS", [(64, 32, 64, 8), (32, 64, 64, 8)], "2 Triton configs: 2 with"),
+        ("conditional", [(m, n, 64, 8) for m in (64, 128) for n in (64, 128)], "8 Triton configs: 4 with"),
+        ("first", [(16, 32, 64, 8)], "1 Triton config: 1 with"),
+        ("positional", [(32, 32, 64, 8)], "1 Triton config: 1 with"),
     ],
 )
 def test_tiles_are_the_search_space_in_the_kernels_names(
@@ -85,6 +129,7 @@ def test_tiles_are_the_search_space_in_the_kernels_names(
     assert done.exit_code == 0, done.stderr
     assert note in done.stderr
     assert "search_space=blank" not in done.stdout
+    assert '\n            constants={"TM": ' in done.stdout
     space = imported(done.stdout, tmp_path).search_space
     for arch, ctas in (("sm90", (1,)), ("sm100", (1, 2))):
         assert space(Arch.parse(arch), None) == [
@@ -101,12 +146,26 @@ def test_tiles_are_the_search_space_in_the_kernels_names(
 @pytest.mark.parametrize(
     ("name", "constants", "why"),
     [
-        (":MADE", NAMES, "is no list of literal configs: make(64)"),
-        (":SIZES", NAMES, "is no literal: {'BLOCK_SIZE_M': size()}"),
-        (":CHOSEN", NAMES, "is no list of literal configs"),
-        (":LOOP", NAMES, "is no list of literal configs"),
+        (
+            ":MADE",
+            NAMES,
+            "is no list of literal configs: make(64); NAME is one of ",
+        ),
+        (":SIZES", NAMES, "is no list of literal configs: size()"),
+        (":CHOSEN", NAMES, "is no list of literal configs: [triton.Config({'BLOCK_SIZE_M': m}) for m in"),
+        (":LOOP", NAMES, "is no list of literal configs: LOOP"),
+        (":ODD", NAMES, "is no list of literal configs: [triton.Config({'BLOCK_SIZE_M': m}) for m, n in"),
+        (":TABLE", NAMES, "is no list of literal configs: [(64, 32, 4)"),
+        (":appended", NAMES, "is no list of literal configs: configs"),
+        (":SPREAD", NAMES, "is no list of literal configs: {**BASE,"),
+        (":TWICE", NAMES, "write FILE.py:NAME of what is assigned once"),
+        (":passed", NAMES, "is no list of literal configs: configs"),
         (":EMPTY", NAMES, "it has no config"),
-        ("", NAMES, "NAME is one of tutorial, LIST, SIZES, CHOSEN"),
+        (
+            "",
+            NAMES,
+            "NAME is one of tutorial, first, second, appended, LIST, NAMED, ROWS, SPREAD, ODD, SIZES",
+        ),
         (":tutorial", "", "the kernel has no constant ''; write for example TM=BLOCK_TM"),
         (":tutorial", "TM=BLOCK_SIZE_M", "name the config's value of TN, TK too"),
         (":tutorial", NAMES.replace("SIZE_N", "SIZE_X"), "no whole number BLOCK_SIZE_X; it has BLOCK_SIZE_M"),
