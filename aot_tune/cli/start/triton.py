@@ -101,8 +101,8 @@ def _of_source(place: str) -> list[Mapping[str, Any]]:
     if not path or names.get(name, _UNKNOWN) is _UNKNOWN:
         raise UsageError(f"--triton {place}: write FILE.py:NAME of what is assigned once; {known}")
     try:
-        configs = _value(names[name], names)
-        if not isinstance(configs, list) or not all(isinstance(config, dict) for config in configs):
+        configs: list[Mapping[str, Any]] = _value(names[name], names)
+        if not _are_configs(configs):
             raise _UnreadableError(names[name])
     except (_UnreadableError, TypeError, ValueError) as error:
         node = error.args[0] if isinstance(error, _UnreadableError) else names[name]
@@ -172,9 +172,15 @@ def _value(node: ast.AST, names: Mapping[str, Any]) -> Any:
             return {str(each.arg): _value(each.value, names) for each in node.keywords}
         case ast.Call(func=ast.Name(id=name)) if isinstance(names.get(name), ast.FunctionDef):
             return _value(node.func, names)
+        case ast.Call(args=[*_, last]) if _are_configs(listed := _value(last, names)):
+            return listed  # a filter: all that it may keep
         case ast.Constant():
             return node.value
     raise _UnreadableError(node)
+
+
+def _are_configs(value: Any) -> bool:
+    return isinstance(value, list) and all(isinstance(config, dict) for config in value)
 
 
 def _rows(node: ast.ListComp | ast.GeneratorExp, names: Mapping[str, Any]) -> list[dict[str, Any]]:

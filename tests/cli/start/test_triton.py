@@ -73,13 +73,14 @@ SOURCE = textwrap.dedent("""
     def passed(configs):
         return configs
 
-    @triton.autotune(second(), key=['M'])
+    @triton.autotune(list(filter(keep, second())), key=['M'])
     @triton.jit
     def positional(a):
         pass
 
     configs = LIST
     ODD = [triton.Config({'BLOCK_SIZE_M': m}) for m, n in (64, 128)]
+    COMPUTED = [Config({'BLOCK_SIZE_M': size(64)})]
     MADE = [make(64)]
     SIZES = [triton.Config({'BLOCK_SIZE_M': size()})]
     CHOSEN = [triton.Config({'BLOCK_SIZE_M': m}) for m in (64, 128) if m > 64]
@@ -151,6 +152,7 @@ def test_tiles_are_the_search_space_in_the_kernels_names(
             NAMES,
             "is no list of literal configs: make(64); NAME is one of ",
         ),
+        (":COMPUTED", NAMES, "is no list of literal configs: size(64)"),
         (":SIZES", NAMES, "is no list of literal configs: size()"),
         (":CHOSEN", NAMES, "is no list of literal configs: [triton.Config({'BLOCK_SIZE_M': m}) for m in"),
         (":LOOP", NAMES, "is no list of literal configs: LOOP"),
@@ -164,7 +166,7 @@ def test_tiles_are_the_search_space_in_the_kernels_names(
         (
             "",
             NAMES,
-            "NAME is one of tutorial, first, second, appended, LIST, NAMED, ROWS, SPREAD, ODD, SIZES",
+            "NAME is one of tutorial, first, second, appended, LIST, NAMED, ROWS, SPREAD, ODD, COMPUTED",
         ),
         (":tutorial", "", "the kernel has no constant ''; write for example TM=BLOCK_TM"),
         (":tutorial", "TM=BLOCK_SIZE_M", "name the config's value of TN, TK too"),
