@@ -210,7 +210,8 @@ def _overall(result: Profile) -> str:
     if result.bound is None:
         return "unknown: no time, here or in the table; aot-tune show has the sizes with times"
     counted = "" if result.counters.values else ", by static facts"
-    return f"{result.bound}-bound{counted}; {', '.join(times)}"
+    unknown = result.bound == "latency" and counted and not result.facts.memory_us
+    return f"{'latency- or memory' if unknown else result.bound}-bound{counted}; {', '.join(times)}"
 
 
 def _facts_lines(facts: Facts) -> Iterator[str]:

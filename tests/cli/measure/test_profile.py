@@ -14,11 +14,13 @@ from typer.testing import CliRunner, Result
 from aot_tune.cli.app import app
 from aot_tune.cli.measure import profile
 from aot_tune.declare import discovery
+from aot_tune.declare.declaration import Work
 from aot_tune.errors import TuneError
 from aot_tune.nvidia.nvml import Gpu
 from aot_tune.tuner.measure.request import Finals, Measure, Request, TimeInState
 from aot_tune.tuner.measure.worker.backend import Counters
 from aot_tune.tuner.outcome import Failure, Measurement, Outcome
+from aot_tune.tuner.plan.model import Launched
 from aot_tune.tuner.profile import facts as f
 from aot_tune.tuner.profile import run
 from aot_tune.values.config import Config
@@ -124,6 +126,18 @@ def test_without_a_gpu_the_page_has_what_can_be_proved(folder: Path) -> None:
     assert "not measured: there is no GPU of the arch here\n" in text
     assert lines[-1] == "  decision:  continue on a GPU: it measures tile_m 64 -> 32"
     assert Session.asked == []
+
+
+def test_a_launch_that_reads_arguments_in_part_may_be_bound_by_the_memory() -> None:
+    launched = Launched(work=Work(), tiles=8448, blocks=8448, ctas=1, memory_bytes=4.8e7)
+    facts = f.facts_of(launched, Device.reference(SM90), None, None, us=9.0)
+    result = run.Profile(
+        kernel="scale", arch=SM90, problem=scale_table().entries[0].bucket, config=DEFAULT, device="H200",
+        facts=facts, bound=f.classify(facts), findings=(), table_us=9.0,
+    )  # fmt: skip
+    lines = profile.profile_lines(result, "", None)
+    assert lines[3] == "  overall:   latency- or memory-bound, by static facts; 9.00 us in the table"
+    assert lines[4] == "  roofline:  memory unknown: arguments read in part"
 
 
 def test_what_the_model_expects_is_quoted_with_what_it_is_worth(
