@@ -156,7 +156,7 @@ def test_tiles_are_the_search_space_in_the_kernels_names(
         (":SIZES", NAMES, "is no list of literal configs: size()"),
         (":CHOSEN", NAMES, "is no list of literal configs: [triton.Config({'BLOCK_SIZE_M': m}) for m in"),
         (":LOOP", NAMES, "is no list of literal configs: LOOP"),
-        (":ODD", NAMES, "is no list of literal configs: [triton.Config({'BLOCK_SIZE_M': m}) for m, n in"),
+        (":ODD", NAMES, "is no list of literal configs: [triton.Config({'BLOCK_SIZE_M': m})"),
         (":TABLE", NAMES, "is no list of literal configs: [(64, 32, 4)"),
         (":appended", NAMES, "is no list of literal configs: configs"),
         (":SPREAD", NAMES, "is no list of literal configs: {**BASE,"),
