@@ -101,7 +101,7 @@ def allow_no_temporary_folder() -> None:
 def version() -> str:
     """Return the installed cuda-tile's version; empty when it is not installed.
 
-    The imported module knows it; its package's metadata are searched for in all of `sys.path`, for 6 ms here.
+    The imported module knows it. To find its package's metadata, Python lists every folder of `sys.path`.
     """
     known = getattr(sys.modules.get("cuda.tile"), "__version__", None)
     if type(known) is str:

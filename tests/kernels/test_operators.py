@@ -284,10 +284,16 @@ from aot_tune.nvidia import nvml
 asked, ask = [], nvml.ask_for_gpus
 nvml.ask_for_gpus = lambda: ask() or asked.append("cuda.tile" in sys.modules)
 torch.cuda.is_initialized = torch.cuda.is_current_stream_capturing = lambda: True
-from aot_tune.kernels import rms_norm
+from aot_tune.kernels import rms_norm, rms_norm_tunable
 torch.cuda.is_initialized = torch.cuda.is_current_stream_capturing = lambda: False
+from aot_tune import Arch, Problem
+from aot_tune.serve.launch.dispatch import dispatcher_of
+imported = {*sys.modules}
+near = Problem({"dtype": "bfloat16", "rows": 300, "cols": 4096})
+source = dispatcher_of(rms_norm_tunable).choice(Arch(9, 0), near).source
+by_look_up = [name for name in sys.modules.keys() - imported if name.startswith(("aot_tune", "platformdirs"))]
 late = {"aot_tune.choose.batch", "aot_tune.declare.discovery", "aot_tune.serve.search.live"}
-print(json.dumps([loaded(), asked[:1], sorted(late & sys.modules.keys())]))
+print(json.dumps([loaded(), asked[:1], sorted(late & sys.modules.keys()), source, by_look_up]))
 
 def function(x):
     from aot_tune.kernels import softmax
@@ -308,8 +314,8 @@ def test_a_kernel_is_imported_when_it_is_first_used_and_alone() -> None:
     package, first, traced, every = map(json.loads, done.stdout.splitlines())
     assert package == [[], False, False], "kernels, and torch's tracing compiler"
     # In a capture. NVML is asked before cuda.tile is imported.
-    assert first == [["rms_norm"], [False], []], (
-        "kernels, whether cuda.tile came first, what few processes need"
+    assert first == [["rms_norm"], [False], [], "nearest", []], (
+        "kernels, whether cuda.tile came first, what few processes need, a first look-up and what it imports"
     )
     assert traced == [["layer_norm", "rms_norm", "softmax"], [2, 8]], "in a trace, by name and as an operator"
     assert every == sorted(CASES), "in a process that has some of them"

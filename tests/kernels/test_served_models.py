@@ -7,7 +7,6 @@ from typing import NamedTuple
 
 import pytest
 
-from aot_tune.bench.children import serving
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.values.problem import Problem, Value
 from tests.support.children.serving_scenarios import MISSES
@@ -79,7 +78,6 @@ def test_no_layer_of_a_model_is_a_miss(name: str) -> None:
 
 
 def test_what_tests_and_bench_search_live_stays_a_miss() -> None:
-    of_bench = ({"dtype": "bfloat16", "M": m, "N": n, "K": k} for m, n, k in serving.MISSES)
-    for sizes in (*MISSES, *of_bench):
+    for sizes in MISSES:
         choice = dispatcher_of(FOUND["matmul"].tunable).choice(SM90, Problem(sizes), on_miss="nearest")
         assert choice.missed, sizes

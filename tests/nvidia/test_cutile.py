@@ -212,13 +212,15 @@ def test_a_signature_without_a_cubin_is_compiled_by_cutile() -> None:
     assert len(driver.DRIVER.launches) == before + 1
 
 
-@pytest.mark.parametrize("is_imported", [True, False])
-def test_the_version_is_the_package_s_whether_cutile_is_imported_or_not(
-    is_imported: bool, monkeypatch: pytest.MonkeyPatch
+def test_the_version_is_the_package_s_and_asked_of_the_imported_module(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    if not is_imported:
-        monkeypatch.delitem(sys.modules, "cuda.tile")
-    assert cutile.version.__wrapped__() == metadata.version("cuda-tile")
+    version, ask = metadata.version("cuda-tile"), cutile.version.__wrapped__
+    with monkeypatch.context() as patched:
+        patched.delitem(sys.modules, "cuda.tile")
+        assert ask() == version
+    monkeypatch.setattr(metadata, "version", lambda name: pytest.fail("all packages were searched"))
+    assert ask() == version
 
 
 @pytest.mark.process

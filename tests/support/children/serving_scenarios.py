@@ -22,6 +22,7 @@ from typing import Any
 import torch
 
 import aot_tune
+from aot_tune.bench.children import serving
 from aot_tune.declare.declaration import Close
 from aot_tune.errors import LaunchError
 from aot_tune.kernels import matmul_tunable, rms_norm, rms_norm_tunable, rope_tunable
@@ -35,11 +36,7 @@ from tests.support.samples import scale
 
 HIT = {"dtype": "bfloat16", "M": 64, "N": 6144, "K": 4096}
 NEAR = {"dtype": "bfloat16", "M": 64, "N": 6000, "K": 4000}
-MISSES = [
-    {"dtype": "bfloat16", "M": 64, "N": 512, "K": 256},
-    {"dtype": "bfloat16", "M": 256, "N": 640, "K": 512},
-    {"dtype": "bfloat16", "M": 1024, "N": 256, "K": 512},
-]
+MISSES = [{"dtype": "bfloat16", "M": m, "N": n, "K": k} for m, n, k in serving.MISSES]
 
 
 class _NoCompiler(importlib.abc.MetaPathFinder):
