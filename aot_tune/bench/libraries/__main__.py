@@ -19,7 +19,11 @@ from aot_tune.bench.libraries.runs import Run, Task, recorded_on, tasks
 from aot_tune.bench.libraries.sites import HELD_OUT, MODELS, SITES
 from aot_tune.errors import UsageError
 from aot_tune.nvidia.nvml import driver_version, visible_gpus
+from aot_tune.tuner.compile.pool import usable_cores
 from aot_tune.values.text import aligned
+
+_CORES = 4
+"""Cores of a recording process. With 16 cores a GPU, four compile while one of them searches."""
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -59,7 +63,8 @@ def _recorded(
         name, driver = others.pop()
         raise UsageError(f"{out} was recorded on {name} with driver {driver}; name another folder: --out")
     models = list(HELD_OUT) if held_out else model or list(MODELS)
-    run = Run(out, [gpu.uuid or str(gpu.index) for gpu in gpus], limit_s)
+    processes = max(1, usable_cores() // (_CORES * len(gpus)))
+    run = Run(out, [gpu.uuid or str(gpu.index) for gpu in gpus], limit_s, processes=processes)
     wanted = tasks(site or list(SITES), models)
     run.record(wanted)
     return _reported(run, wanted)

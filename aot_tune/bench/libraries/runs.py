@@ -1,7 +1,7 @@
 """Record sites on all GPUs of this host at once, within a time limit, and merge what they recorded.
 
-Each GPU has a folder of tables of its own, so that no two processes write one table. A run goes on with what
-earlier runs have put into the folder.
+Each GPU has a folder of tables and journals of its own. Several processes record on it: one searches at a
+time, while the others compile. A run goes on with what earlier runs have put into the folder.
 """
 
 from __future__ import annotations
@@ -72,11 +72,14 @@ class Run:
         out: The folder: ``tables`` are the result, ``work`` holds what a later run goes on with.
         gpus: The GPUs, each as CUDA_VISIBLE_DEVICES names it.
         limit_s: Seconds after which everything is asked to end.
+        processes: Processes that record on each GPU.
         child: The module that calls a site.
     """
 
-    def __init__(self, out: Path, gpus: Sequence[str], limit_s: float, *, child: str = CHILD) -> None:
-        self._out, self._gpus, self._child = out.absolute(), gpus, child
+    def __init__(
+        self, out: Path, gpus: Sequence[str], limit_s: float, *, processes: int = 1, child: str = CHILD
+    ) -> None:
+        self._out, self._gpus, self._processes, self._child = out.absolute(), gpus, processes, child
         self._deadline = time.monotonic() + limit_s
         self._waiting: queue.SimpleQueue[Task] = queue.SimpleQueue()
         (self._out / "work").mkdir(parents=True, exist_ok=True)
@@ -88,7 +91,8 @@ class Run:
                 self._lines(task).unlink(missing_ok=True)
             if len(self.ended(task)) < task.shapes:
                 self._waiting.put(task)
-        threads = [threading.Thread(target=self._on, args=(gpu,)) for gpu in range(len(self._gpus))]
+        places = range(len(self._gpus) * self._processes)
+        threads = [threading.Thread(target=self._on, args=(place,)) for place in places]
         for thread in threads:
             thread.start()
         for thread in threads:
@@ -108,25 +112,26 @@ class Run:
     def _lines(self, task: Task) -> Path:
         return self._out / "work" / f"{task.site}.{task.model}.txt"
 
-    def _on(self, gpu: int) -> None:
-        """Record waiting tasks on a GPU, given by its place, one after another."""
+    def _on(self, place: int) -> None:
+        """Record waiting tasks one after another, in one of the places for a process."""
         with suppress(queue.Empty):
             while time.monotonic() < self._deadline:
                 task = self._waiting.get_nowait()
                 for _ in range(MOST_STARTS):
-                    self._one(task, gpu)
+                    self._one(task, place)
                     if len(self.ended(task)) == task.shapes or time.monotonic() > self._deadline:
                         break
 
-    def _one(self, task: Task, gpu: int) -> None:
+    def _one(self, task: Task, place: int) -> None:
         """Record a task in a process of its own."""
+        gpu = place % len(self._gpus)
         lines, work = self._lines(task), self._out / "work"
         words = ["record", "--package", SITES[task.site].library, "--out", str(work / f"gpu{gpu}")]
         words += ["--journal", str(work / "journals" / str(gpu))]
         if task.model in HELD_OUT:
             words = ["run", "--tables", str(self._out / "tables")]
         program = [sys.executable, "-m", self._child, *task, str(lines)]
-        command, cores = [sys.executable, "-m", "aot_tune", *words, "--", *program], self._cores(gpu)
+        command, cores = [sys.executable, "-m", "aot_tune", *words, "--", *program], self._cores(place)
         started = time.monotonic()
         with lines.with_suffix(".log").open("a") as written:
             process = subprocess.Popen(
@@ -153,10 +158,10 @@ class Run:
             "PYTHONPATH": os.pathsep.join([*map(str, paths), *([known] if known else [])]),
         }
 
-    def _cores(self, gpu: int) -> set[int]:
-        """Return this GPU's share of the cores."""
+    def _cores(self, place: int) -> set[int]:
+        """Return the share of the cores that a process compiles on."""
         cores = sorted(os.sched_getaffinity(0))
-        return set(cores[gpu :: len(self._gpus)]) or set(cores)
+        return set(cores[place :: len(self._gpus) * self._processes]) or set(cores)
 
     def _merged(self) -> dict[Path, RecordedTable]:
         """Return the tables of all GPUs, those of one kernel in one.

@@ -1,5 +1,7 @@
 """Try configs ahead of a library's process: compile all at once, and launch each in a child process.
 
+They compile before this process's turn on the GPU, so that the searches of several processes compile at once.
+
 A config that ends the child, hangs or leaves its CUDA context broken would do the same to the library, and is
 skipped. The library's process launches the other configs from the cubins that were compiled here.
 
@@ -11,7 +13,9 @@ from __future__ import annotations
 
 import json
 import tempfile
-from collections.abc import Sequence
+import threading
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from hashlib import sha256
 from pathlib import Path
@@ -25,7 +29,7 @@ from aot_tune.replay.answer.program import ENDING
 from aot_tune.replay.answer.searches import SearchCall
 from aot_tune.replay.fit import recorded_code
 from aot_tune.replay.record.arguments import described
-from aot_tune.tuner.compile.job import Compiled, CompileJob
+from aot_tune.tuner.compile.job import Compiled, CompileJob, CompileResult
 from aot_tune.tuner.compile.pool import COMPILE_SECONDS, CompilePool, usable_cores
 from aot_tune.tuner.process.worker import START_SECONDS, RemoteError, Worker, WorkerDied, WorkerTimeout
 from aot_tune.values.arch import Arch
@@ -86,7 +90,24 @@ class Ahead:
         self._device, self._folder, self._launcher = device, folder, launcher
         self._pool: CompilePool | None = None
         self._limit_s = COMPILE_SECONDS
+        self._compiled: dict[str, CompileResult] = {}
+        """Results of the compilers by job, which they give once."""
         self._child: Worker | None = None
+        self._lock = threading.Lock()  # the children of both kinds are for one thread at a time
+
+    def compile(self, call: SearchCall, kernel: Any, digest: str, arch: Arch, places: Sequence[int]) -> None:
+        """Compile configs into the folder, from which `tried` takes them. The arguments are those of `tried`.
+
+        Raises:
+            NotRecordableError: They cannot be compiled here. The message gives the reason.
+        """
+        _check_importable(kernel)
+        prepared = _prepared(call, kernel, digest, arch, places)
+        with self._lock, self._closing():
+            self._submit(prepared)
+            self._running()  # it starts meanwhile
+            for _ in self._results(prepared):
+                pass
 
     def tried(
         self, call: SearchCall, kernel: Any, digest: str, arch: Arch, places: Sequence[int]
@@ -106,45 +127,61 @@ class Ahead:
         Raises:
             NotRecordableError: Nothing can be tried ahead. The message gives the reason.
         """
-        function = cutile.python_function(kernel)
-        module, name = function.__module__, function.__qualname__
-        if module == "__main__" or "<locals>" in name:
-            raise NotRecordableError(f"no other process can import {name} from {module}")
+        _check_importable(kernel)
         contents: dict[str, torch.Tensor] = {}
-        configs = (_prepared(call, kernel, digest, arch, at, contents) for at in places)
-        prepared = [config for config in configs if config is not None]
+        prepared = _prepared(call, kernel, digest, arch, places, contents)
         if not prepared:
             return {}
         with tempfile.TemporaryDirectory(prefix="aot-tune-ahead-") as folder:
             path = Path(folder, "contents")
             torch.save(contents, path)
-            try:
+            with self._lock, self._closing():
                 return self._tried(prepared, digest, path)
-            except AotTuneError as error:
-                self.close()
-                raise NotRecordableError(str(error).splitlines()[0]) from error
-            except BaseException:
-                self.close()
-                raise
+
+    @contextmanager
+    def _closing(self) -> Iterator[None]:
+        """End the children where the block fails.
+
+        Raises:
+            NotRecordableError: In place of our own errors. The message is their first line.
+        """
+        try:
+            yield
+        except AotTuneError as error:
+            self.close()
+            raise NotRecordableError(str(error).splitlines()[0]) from error
+        except BaseException:
+            self.close()
+            raise
 
     def _tried(self, prepared: Sequence[_Prepared], digest: str, contents: Path) -> dict[int, Tried]:
-        pool = self._compilers()
-        by_key: dict[str, list[_Prepared]] = {}
-        for config in prepared:
-            by_key.setdefault(config.job.key, []).append(config)
-        results = {}
-        for config in prepared:  # they compile while the child starts
-            pool.submit(config.job)
+        self._submit(prepared)  # they compile while the child starts
         self._check_code(prepared[0], digest)
-        while pool.unfinished:
-            for result in pool.poll(_POLL_SECONDS):
-                for config in by_key.get(result.key, ()):
-                    if isinstance(result, Compiled):
-                        results[config.at] = self._launched(config, result, contents)
-                    elif any(words in result.message for words in _TOO_LONG):
-                        slow = f"it does not compile within {self._limit_s:g} s"
-                        results[config.at] = Tried(cubin=None, passed_over=slow)
+        results = {}
+        for config, result in self._results(prepared):
+            if isinstance(result, Compiled):
+                results[config.at] = self._launched(config, result, contents)
+            elif any(words in result.message for words in _TOO_LONG):
+                slow = f"it does not compile within {self._limit_s:g} s"
+                results[config.at] = Tried(cubin=None, passed_over=slow)
         return results
+
+    def _submit(self, prepared: Sequence[_Prepared]) -> None:
+        pool = self._compilers()
+        for config in prepared:
+            if config.job.key not in self._compiled:
+                pool.submit(config.job)
+
+    def _results(self, prepared: Sequence[_Prepared]) -> Iterator[tuple[_Prepared, CompileResult]]:
+        """Yield submitted configs with their results, as the compilers end."""
+        pool, waiting = self._compilers(), list(prepared)
+        while True:
+            for config in [config for config in waiting if config.job.key in self._compiled]:
+                waiting.remove(config)
+                yield config, self._compiled[config.job.key]
+            if not pool.unfinished:
+                return
+            self._compiled |= {result.key: result for result in pool.poll(_POLL_SECONDS)}
 
     def _compilers(self) -> CompilePool:
         """Return the compiling children, with the library's time limit where it sets one."""
@@ -154,7 +191,8 @@ class Ahead:
             self._pool = None
         if self._pool is None:
             self._limit_s = limit_s
-            self._pool = CompilePool(usable_cores(), limit_s, self._folder)
+            self._compiled.clear()  # under another limit
+            self._pool = CompilePool(usable_cores(), limit_s, self._folder, yielding=True)
         return self._pool
 
     def _check_code(self, config: _Prepared, digest: str) -> None:
@@ -211,8 +249,33 @@ class Ahead:
             self._pool = None
 
 
+def _check_importable(kernel: Any) -> None:
+    """Check that a kernel has a module and a name.
+
+    Raises:
+        NotRecordableError: It is of the main program or of a function's body.
+    """
+    function = cutile.python_function(kernel)
+    module, name = function.__module__, function.__qualname__
+    if module == "__main__" or "<locals>" in name:
+        raise NotRecordableError(f"no other process can import {name} from {module}")
+
+
 def _prepared(
-    call: SearchCall, kernel: Any, digest: str, arch: Arch, at: int, contents: dict[str, torch.Tensor]
+    call: SearchCall,
+    kernel: Any,
+    digest: str,
+    arch: Arch,
+    places: Sequence[int],
+    contents: dict[str, torch.Tensor] | None = None,
+) -> list[_Prepared]:
+    """Return configs as values, without those that cannot be sent. Without `contents` they only compile."""
+    configs = (_one_prepared(call, kernel, digest, arch, at, contents) for at in places)
+    return [config for config in configs if config is not None]
+
+
+def _one_prepared(
+    call: SearchCall, kernel: Any, digest: str, arch: Arch, at: int, contents: dict[str, torch.Tensor] | None
 ) -> _Prepared | None:
     """Return a config as values; None where the library's functions fail, or give another kernel."""
     config = call.space[at]
@@ -226,7 +289,7 @@ def _prepared(
     except Exception:  # the search fails too, and lists the config
         return None
     try:
-        plain: list[dict[str, Any]] | None = described(args, contents)
+        plain: list[dict[str, Any]] | None = None if contents is None else described(args, contents)
     except NotRecordableError:
         plain = None
     code, name = recorded_code(kernel), cutile.python_function(kernel).__qualname__

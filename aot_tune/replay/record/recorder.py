@@ -8,6 +8,7 @@ import math
 import os
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cache, partial
 from hashlib import sha256
@@ -258,6 +259,7 @@ class Recorder:
         except Exception as error:  # the library's own function failed, or no GPU: cuTile's search raises too
             site.remarks[f"not recorded: {error_in_words(error)}"] = None
             return call.search()
+        self._compile(task)
         try:
             with turn(self._journals, task.turn):
                 return self._recorded(task)
@@ -430,11 +432,23 @@ class Recorder:
             search = LibrarySearch(task.call, task.known, outcomes, task.index, partial(self._tried, task))
             return search, search.run()
 
+    def _ahead_on(self, index: int) -> Ahead | None:
+        """Return what tries configs ahead on a GPU."""
+        if index not in self._ahead:
+            self._ahead[index] = self._ahead_of(index, self._journals / "cubins")
+        return self._ahead[index]
+
+    def _compile(self, task: _Task) -> None:
+        """Compile all configs of a problem's first search, while another process may search."""
+        ahead = self._ahead_on(task.index)
+        if ahead is not None and task.key not in self._counts:
+            with suppress(NotRecordableError):  # `_tried` reports the reason
+                places = range(len(task.call.space))
+                ahead.compile(task.call, task.kernel, task.digest, task.device.arch, places)
+
     def _tried(self, task: _Task, places: Sequence[int]) -> Mapping[int, Tried]:
         """Try configs ahead; where that is not possible, add a remark with the reason."""
-        if task.index not in self._ahead:
-            self._ahead[task.index] = self._ahead_of(task.index, self._journals / "cubins")
-        ahead = self._ahead[task.index]
+        ahead = self._ahead_on(task.index)
         if ahead is None or not places:
             return {}
         try:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import os
 import threading
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -72,6 +74,38 @@ def test_a_later_run_goes_on_and_a_task_that_ends_too_often_is_left(tmp_path: Pa
     third = Scripted(tmp_path)
     third.record(WANTED)
     assert third.started == []
+
+
+def test_several_processes_of_a_gpu_record_into_its_folder_on_cores_of_their_own(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    started: list[tuple[str, str, set[int]]] = []
+    all_four = threading.Barrier(4)
+
+    class Ended:
+        returncode = 0
+
+        def __init__(self, command: list[str], *, env: dict[str, str], preexec_fn: Any, **_: object) -> None:
+            mine: list[set[int]] = []
+            with lock:
+                monkeypatch.setattr(os, "sched_setaffinity", lambda process, cores: mine.append(cores))
+                preexec_fn()
+            started.append(
+                (env["CUDA_VISIBLE_DEVICES"], Path(command[command.index("--out") + 1]).name, *mine)
+            )
+            all_four.wait(30)
+
+        def wait(self, seconds: float) -> None:
+            pass
+
+    lock = threading.Lock()
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: set(range(8)))
+    monkeypatch.setattr(runs.subprocess, "Popen", Ended)
+    monkeypatch.setattr(runs, "MOST_STARTS", 1)
+    models = list(MODELS)[:4]
+    Run(tmp_path, ["A", "B"], 60.0, processes=2).record([Task("matmul", model) for model in models])
+    assert sorted((gpu, folder) for gpu, folder, _ in started) == [("A", "gpu0")] * 2 + [("B", "gpu1")] * 2
+    assert sorted(core for *_, cores in started for core in cores) == list(range(8))
 
 
 def test_nothing_begins_after_the_limit(tmp_path: Path) -> None:
@@ -153,7 +187,7 @@ def test_the_command_counts_calls_by_site(
     gpu = Gpu(index=0, name="NVIDIA H200", arch=TABLE.arch, uuid="GPU-0")
     monkeypatch.setattr(command, "visible_gpus", lambda: (gpu,))
     monkeypatch.setattr(command, "driver_version", lambda: TABLE.built_with.driver)
-    monkeypatch.setattr(command, "Run", lambda out, gpus, limit_s: Scripted(out, gpus=tuple(gpus)))
+    monkeypatch.setattr(command, "Run", lambda out, gpus, limit_s, processes: Scripted(out, gpus=tuple(gpus)))
     words = ["--out", str(tmp_path), "--site", "softmax", "--site", "rope", "--model", MODEL]
     assert command.main(words) == 0
     assert capsys.readouterr().out.splitlines()[1].split() == ["softmax", "9", "9", "0"]

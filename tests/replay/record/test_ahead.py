@@ -96,6 +96,21 @@ def test_a_refusal_or_interruption_of_the_child_says_nothing_of_the_config(
     assert killed(found) == {}
 
 
+def test_what_was_compiled_before_is_not_compiled_again(
+    start: Start, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ahead, submitted = start("Refuses"), []
+    digest, _ = kernel_hash(scale_kernel)
+    tiles = {16: 16, 32: 48, 64: 16}  # 48 does not compile
+    wrong = call(args_fn=lambda config: (X, OUT, 64, 2.0, tiles[config.TILE]))
+    ahead.compile(wrong, scale_kernel, digest, SM90, ALL)
+    monkeypatch.setattr(module.CompilePool, "submit", lambda self, job: submitted.append(job))
+    for _ in range(2):
+        found = ahead.tried(wrong, scale_kernel, digest, SM90, ALL)
+        assert sorted(found) == [at for at in ALL if SPACE[at].TILE != 32]
+    assert submitted == []
+
+
 def test_a_config_that_does_not_compile_is_left_to_the_search(start: Start) -> None:
     tiles = {16: 16, 32: 48, 64: 16}  # no power of two
     found = tried(start("Refuses"), args_fn=lambda config: (X, OUT, 64, 2.0, tiles[config.TILE]))

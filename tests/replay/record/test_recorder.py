@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import sys
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType, SimpleNamespace
@@ -684,6 +684,37 @@ def test_numbers_that_no_tensor_s_size_explains_are_sizes(recorder: Recorder, re
         served_library.tuned(*tensors(64 * 200), batch=64, longest=12)
     served_library.tuned(*tensors(64 * 200), batch=64, longest=150, limit=4097)
     assert replayed == [2, 2]
+
+
+def test_configs_compile_while_another_process_searches(recorder: Recorder, tmp_path: Path) -> None:
+    done: list[str] = []
+    compiled = threading.Event()
+
+    class Noting:
+        def compile(self, call: Any, kernel: Any, digest: str, arch: Any, places: Sequence[int]) -> None:
+            done.append(f"compiled {len(places)}")
+            compiled.set()
+
+        def tried(
+            self, call: Any, kernel: Any, digest: str, arch: Any, places: Sequence[int]
+        ) -> dict[int, Any]:
+            done.append(f"tried {len(places)}")
+            return {}
+
+        def close(self) -> None:
+            pass
+
+    ahead: Any = Noting()
+    another(out=tmp_path / "tables", journals=tmp_path / "journals", ahead=lambda index, cubins: ahead)
+    searching = threading.Thread(target=lambda: tuned(*tensors(1024)))
+    with turns.turn(tmp_path / "journals", "cuda-0"):
+        searching.start()
+        assert compiled.wait(30)
+        assert done == ["compiled 9"]
+    searching.join(60)
+    assert done == ["compiled 9", "tried 9"]
+    tuned(*tensors(1024))  # the same problem: nothing new compiles
+    assert done == ["compiled 9", "tried 9", "tried 9"]
 
 
 def test_a_search_waits_for_that_of_another_process(
