@@ -208,13 +208,13 @@ def test_tables_of_one_kernel_are_joined_where_conditions_are_the_same() -> None
 @pytest.mark.slow
 @pytest.mark.process
 @pytest.mark.skipif(not (runs.fetched.FOLDER / "flashinfer").is_dir(), reason="FlashInfer is not fetched")
-def test_flashinfer_s_prefill_and_decode_are_recorded_in_processes_of_their_own(
+def test_flashinfer_s_prefill_and_decode_are_recorded_by_two_processes_of_one_gpu(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """On the stand-in driver, compiling for real."""
     monkeypatch.setattr(runs, "shapes_of", lambda site, model: SMALL[site])
     wanted = [Task("prefill_ragged", "llama-3.1-8b"), Task("decode_mla", MODEL)]
-    run = Run(tmp_path, ("0", "1"), 900.0, child="tests.support.children.library_on_the_stand_in")
+    run = Run(tmp_path, ("0",), 900.0, processes=2, child="tests.support.children.library_on_the_stand_in")
     run.record(wanted)
     logs = "".join(path.read_text() for path in (tmp_path / "work").glob("*.log"))
     assert [run.ended(task) for task in wanted] == [["1x128x8x2x64"], ["2x16x2x16", "1x16x2x16"]], logs
