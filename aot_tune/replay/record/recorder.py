@@ -259,11 +259,14 @@ class Recorder:
         except Exception as error:  # the library's own function failed, or no GPU: cuTile's search raises too
             site.remarks[f"not recorded: {error_in_words(error)}"] = None
             return call.search()
-        self._compile(task)
+        site.remarks[_NOT_ENDED] = None
+        self._begun()
         try:
+            self._compile(task)
             with turn(self._journals, task.turn):
                 return self._recorded(task)
         except NotRecordableError as error:
+            site.remarks.pop(_NOT_ENDED, None)
             site.remarks[f"not recorded: {error}"] = None
             return call.search()
 
@@ -386,10 +389,9 @@ class Recorder:
             self._remark_on(task)
         won = self._won.setdefault(task.key, [])
         if number > MOST_SEARCHES_OF_ONE_PROBLEM and won:
+            site.remarks.pop(_NOT_ENDED, None)
             safest = _joined(won)[0]
             return answer_of(call.space[known.texts.index(safest.text)], safest)
-        site.remarks[_NOT_ENDED] = None
-        self._begun()
         try:
             search, results = self._searched(task, number)
         except AotTuneError as error:

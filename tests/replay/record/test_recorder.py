@@ -717,6 +717,25 @@ def test_configs_compile_while_another_process_searches(recorder: Recorder, tmp_
     assert done == ["compiled 9", "tried 9", "tried 9"]
 
 
+def test_an_interruption_while_configs_compile_is_reported(recorder: Recorder, tmp_path: Path) -> None:
+    class Interrupted:
+        def compile(self, *args: Any) -> None:
+            raise KeyboardInterrupt
+
+        def close(self) -> None:
+            pass
+
+    ahead: Any = Interrupted()
+    begun: list[str] = []
+    other = another(
+        out=tmp_path / "tables", journals=tmp_path / "journals", ahead=lambda index, cubins: ahead,
+        begun=lambda: begun.extend(site(other).remarks),
+    )  # fmt: skip
+    with pytest.raises(KeyboardInterrupt):
+        tuned(*tensors(1024))
+    assert begun == [*site(other).remarks] == [recording._NOT_ENDED]
+
+
 def test_a_search_waits_for_that_of_another_process(
     recorder: Recorder, tmp_path: Path, replayed: list[int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
