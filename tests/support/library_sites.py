@@ -98,6 +98,16 @@ class Ran(NamedTuple):
     """The lines of the command line."""
 
 
+_WITHOUT_SHIPPED = """
+from pathlib import Path
+from aot_tune.__main__ import main
+from aot_tune.tables import store
+store.libraries_folder = lambda: Path("none")
+main()
+"""
+"""The command line, as if no tables of libraries were shipped: `compile` would make cubins for all of them."""
+
+
 def aot_tune(folder: Path, *words: str, ahead: Path | None = None, **variables: str) -> tuple[str, str]:
     """Run the command line in a folder; return its output and its lines.
 
@@ -111,7 +121,7 @@ def aot_tune(folder: Path, *words: str, ahead: Path | None = None, **variables: 
     before = [os.environ["PYTHONPATH"]] if os.environ.get("PYTHONPATH") else []
     path = os.pathsep.join([*([str(ahead)] if ahead else []), str(ROOT), *before])
     done = subprocess.run(
-        [sys.executable, "-m", "aot_tune", *words],
+        [sys.executable, "-c", _WITHOUT_SHIPPED, *words],
         cwd=folder,
         env={**kept, "PYTHONPATH": path, **variables},
         capture_output=True,
