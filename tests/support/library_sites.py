@@ -105,7 +105,7 @@ from aot_tune.tables import store
 store.libraries_folder = lambda: Path("none")
 main()
 """
-"""The command line, as if no tables of libraries were shipped: `compile` would make cubins for all of them."""
+"""The command line, as if no tables of libraries were shipped: `compile` makes cubins for all of them."""
 
 
 def aot_tune(folder: Path, *words: str, ahead: Path | None = None, **variables: str) -> tuple[str, str]:
