@@ -103,6 +103,8 @@ class Ahead:
         """
         _check_importable(kernel)
         prepared = _prepared(call, kernel, digest, arch, places)
+        if not prepared:
+            return
         with self._lock, self._closing():
             self._submit(prepared)
             self._running()  # it starts meanwhile
