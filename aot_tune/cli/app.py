@@ -440,7 +440,7 @@ def show(
         sizes, unreadable = archives_found(kernel, target, module or (), folder)
         command.put(json_text(sizes) if as_json else archive_lines(sizes))
     else:
-        tables, unreadable = find.tables_found(kernel, target, module or (), folder)
+        tables, unreadable = find.tables_found(kernel, target, module or (), folder, libraries=True)
         whole = kernel is not None or verbose
         command.put(
             json_text([table.data() for table in tables]) if as_json else table_lines(tables, whole=whole)
@@ -571,30 +571,42 @@ def verify(
     seed: Annotated[
         int | None, typer.Option(min=0, metavar="N", help="Seed of the sample; today's date by default.")
     ] = None,
+    program: Annotated[
+        str | None,
+        typer.Option(
+            metavar="'python ...'", help="Recorded tables: search again what this program searches."
+        ),
+    ] = None,
     as_json: AsJson = False,
     verbose: Verbose = False,
 ) -> None:
     """Measure a sample of tables' entries on this GPU.
 
-    Each winner is checked on fresh seeds and timed with its default and its rivals. Exit code 0: the tables
-    hold; 1: they do not; 3: nothing can be said, as without a GPU or on a busy one.
+    Each winner is checked on fresh seeds and timed with its default and its rivals. Of recorded tables a
+    program of the library searches again. Exit code 0: the tables hold; 1: they do not; 3: nothing can be
+    said, as without a GPU or on a busy one.
     """
     from datetime import date
 
     from aot_tune.cli.documents import find
-    from aot_tune.cli.measure.verify import verification, verification_lines
-    from aot_tune.errors import TuneError
+    from aot_tune.cli.measure.verify import recorded_verification, verification, verification_lines
+    from aot_tune.errors import TuneError, UsageError
     from aot_tune.tuner.sweep.progress import progress_on
 
     if folder is None:
         command.remark(find.folder_remarks())
+    if program is not None and (entries, seed) != (None, None):
+        raise UsageError("--program verifies all that it searches: leave out --entries and --seed")
     today = int(f"{date.today():%Y%m%d}")
     with closing(progress_on(sys.stderr)) as progress, command.signals_stop():
         try:
-            result = verification(
-                kernel or (), module or (), folder, entries, today if seed is None else seed,
-                progress,
-            )  # fmt: skip
+            if program is not None:
+                result = recorded_verification(program, kernel or (), module or (), folder, progress)
+            else:
+                result = verification(
+                    kernel or (), module or (), folder, entries, today if seed is None else seed,
+                    progress,
+                )  # fmt: skip
         except TuneError as error:
             command.say(f"aot-tune: {error}")
             raise typer.Exit(command.EXIT_UNKNOWN) from None

@@ -96,7 +96,12 @@ def package_folders(modules: Sequence[str]) -> tuple[list[Path], list[Broken]]:
 
 
 def tables_found(
-    kernel: str | None, arch: Arch | None, modules: Sequence[str] = (), only: Path | None = None
+    kernel: str | None,
+    arch: Arch | None,
+    modules: Sequence[str] = (),
+    only: Path | None = None,
+    *,
+    libraries: bool = False,
 ) -> tuple[list[Document], list[AotTuneError]]:
     """Find tables in AOT_TUNE_TABLES, then in the installed packages or those of `modules`.
 
@@ -107,6 +112,7 @@ def tables_found(
         arch: Find this arch's tables only.
         modules: Modules that declare kernels.
         only: Search this folder only, or this folder of one arch.
+        libraries: Find the shipped tables of all libraries too, not of those that `modules` name alone.
 
     Returns:
         The tables, and one error for each file that is not a table.
@@ -120,6 +126,8 @@ def tables_found(
         chosen = _chosen(paths, kernel, arch)
     else:
         chosen, paths = _installed_tables(kernel, arch, modules)
+        if libraries and not modules and kernel is None:
+            chosen = [*chosen, *_chosen(listed_recorded([store.libraries_folder()]), kernel, arch)]
     if not chosen:
         wanted = (f"of {kernel} " if kernel else "") + (f"for {arch} " if arch else "")
         where = "there" if only is None else f"in {only}"

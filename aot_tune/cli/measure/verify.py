@@ -2,16 +2,21 @@
 
 from __future__ import annotations
 
+import shlex
+import tempfile
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from aot_tune.cli.documents import find
 from aot_tune.cli.documents.declared import DeclaredDocument
+from aot_tune.cli.documents.recorded import RecordedDocument
 from aot_tune.declare import selection
 from aot_tune.declare.discovery import FoundKernel
 from aot_tune.errors import TableError, TuneError, UsageError
-from aot_tune.nvidia.nvml import visible_gpus
+from aot_tune.nvidia.nvml import Gpu, driver_version, visible_gpus
+from aot_tune.replay.record.again import Again
+from aot_tune.replay.record.program import record
 from aot_tune.tables.fit import mismatch
 from aot_tune.tables.table import geometric_mean
 from aot_tune.tuner.choose.verdict import CONFIDENCE, FAILING, Finding, bound, draw
@@ -33,11 +38,11 @@ class VerifiedEntry:
     kernel: str
     """Kernel's name."""
 
-    bucket: Problem
-    """Problem at the bucket's edge."""
+    bucket: Problem | str
+    """Problem at the bucket's edge; of a recorded table the problem in words."""
 
-    config: Config
-    """Winner in the table."""
+    config: Config | str
+    """Winner in the table; of a recorded table in words."""
 
     findings: Mapping[Finding, str]
     """Findings, each in words; empty where the entry holds."""
@@ -49,7 +54,8 @@ class VerifiedEntry:
     """Winner's time in the table, microseconds."""
 
     gain: float | None
-    """Gain over the default here, the mean of the GPU's states; None where it is unknown."""
+    """Gain over the default here, the mean of the GPU's states; of a recorded table over the library's first
+    config. None where it is unknown."""
 
     table_gain: float | None
     """Gain over the default in the table, in the same states; None where it cannot be compared."""
@@ -68,8 +74,8 @@ class Verification:
     measured_on: tuple[str, ...]
     """GPU models of the tables."""
 
-    seed: int
-    """Seed of the sample."""
+    seed: int | None
+    """Seed of the sample; None where the entries are those that a program searched."""
 
     of: Mapping[str, int]
     """Number of entries of each kernel's table."""
@@ -78,7 +84,8 @@ class Verification:
     """Sample."""
 
     less_than: int | None
-    """Number above that of all failing entries, with 95 % confidence; None where one fails."""
+    """Number above that of all failing entries, with 95 % confidence; None where one fails, and without a
+    seed."""
 
     holds: bool | None
     """Whether the tables hold here; None where nothing can be said."""
@@ -112,20 +119,15 @@ def verification(
         TableError: A table is malformed or belongs to another kernel.
         UsageError: There is no such table or kernel.
     """
-    gpu = next((gpu for gpu in visible_gpus() or () if gpu.arch is not None), None)
-    if gpu is None or gpu.arch is None:
-        raise TuneError(
-            "nothing is measured: this process may use no GPU that cuTile compiles for; run it where one is. "
-            "aot-tune check needs none"
-        )
-    tables = _tables(find.declared(modules), kernels, gpu.arch, modules, folder, progress)
+    gpu, arch = _gpu()
+    tables = _tables(find.declared(modules), kernels, arch, modules, folder, progress)
     samples = draw([document.table for _, document in tables], count, seed)
     drawn = [
         Drawn(kernel=kernel, table=document.table, entries=entries)
         for (kernel, document), entries in zip(tables, samples, strict=True)
         if entries
     ]
-    request = SweepRequest(kernels=tuple(each.kernel for each in drawn), arch=gpu.arch, gpus=(gpu.index,))
+    request = SweepRequest(kernels=tuple(each.kernel for each in drawn), arch=arch, gpus=(gpu.index,))
     result = verify(request, drawn, seed, progress)
     verified = tuple(
         VerifiedEntry(
@@ -153,6 +155,94 @@ def verification(
         entries=verified,
         less_than=None if fails else bound([(known.count(name), size) for name, size in of.items()]),
         holds=False if fails else (True if len(known) == len(verified) else None),
+    )
+
+
+def recorded_verification(
+    program: str, kernels: Sequence[str], modules: Sequence[str], folder: Path | None, progress: Progress
+) -> Verification:
+    """Search the problems of a program again, and judge the recorded winners by the new times.
+
+    Args:
+        program: The program and its arguments, which calls the library.
+        kernels: The names of recorded kernels; all where none is named.
+        modules: Modules of the libraries.
+        folder: Verify this folder's tables; by default those that are replayed.
+        progress: Receives each remark.
+
+    Raises:
+        TuneError: Nothing can be said: there is no GPU, or the program searched no problem of the tables.
+        TableError: A table is malformed.
+        UsageError: There is no such table or program.
+    """
+    gpu, arch = _gpu()
+    documents, unreadable = find.tables_found(None, arch, modules, folder)
+    if unreadable:
+        raise unreadable[0]
+    recorded = [each for each in documents if isinstance(each, RecordedDocument)]
+    names = {each.name for each in recorded}
+    if missing := [name for name in kernels if name not in names]:
+        raise UsageError(f"{missing[0]} has no recorded table for {arch}; record it: aot-tune record")
+    if not recorded:
+        raise UsageError(f"no recorded table for {arch} is there; name its folder: --folder")
+    recorded = [each for each in recorded if not kernels or each.name in kernels]
+    with tempfile.TemporaryDirectory(prefix="aot-tune-verify-") as temporary:
+        tables, journals = Path(temporary, "tables"), Path(temporary, "journals")
+        against = [each.path for each in recorded]
+        result = record(shlex.split(program), out=tables, package=None, journals=journals, against=against)
+    judged = [Again(**values) for site in result.sites for values in site.again]
+    for site in result.sites:
+        for remark in site.remarks:
+            progress.note(f"{site.kernel}: {remark}")
+    if result.exit_code:
+        progress.note(f"the program ended with exit code {result.exit_code}")
+    if not judged:
+        raise TuneError("nothing is measured: the program searched no problem of a recorded table")
+    verified = tuple(
+        VerifiedEntry(
+            kernel=each.kernel,
+            bucket=each.problem,
+            config=each.config,
+            findings=each.findings,
+            mean_us=each.mean_us,
+            table_us=each.table_us,
+            gain=each.gain,
+            table_gain=each.table_gain,
+        )
+        for each in judged
+    )
+    fails = any(name in entry.findings for entry in verified for name in FAILING)
+    unknown = any("unknown" in entry.findings for entry in verified)
+    first: dict[str, RecordedDocument] = {}
+    for document in recorded:
+        first.setdefault(document.name, document)
+    searched = {each.kernel for each in judged}
+    return Verification(
+        gpu=gpu.name,
+        driver=driver_version() or "",
+        measured_on=tuple(
+            dict.fromkeys(first[name].table.built_with.device_name for name in sorted(searched))
+        ),
+        seed=None,
+        of={name: len(document.winners()) for name, document in first.items() if name in searched},
+        entries=verified,
+        less_than=None,
+        holds=False if fails else (None if unknown else True),
+    )
+
+
+def _gpu() -> tuple[Gpu, Arch]:
+    """Return the first GPU that may be used, and its arch.
+
+    Raises:
+        TuneError: There is none.
+    """
+    for gpu in visible_gpus() or ():
+        if gpu.arch is not None:
+            return gpu, gpu.arch
+    raise TuneError(
+        "nothing is measured: this process may use no GPU that cuTile compiles for; run it where one is. "
+        "aot-tune check needs none"
     )
 
 
@@ -190,10 +280,7 @@ def _tables(
     return list(chosen.values())
 
 
-_RECORDED = (
-    "its table keeps the winners and not the searches' first configs, so only its library can measure it "
-    "again: aot-tune record --out FOLDER --journal FOLDER, both new, then aot-tune diff"
-)
+_RECORDED = 'only its library can search again: aot-tune verify --program "python ..."'
 
 
 # Text -------------------------------------------------------------------------------------------------------
@@ -215,7 +302,8 @@ def verification_lines(result: Verification) -> list[str]:
     ]
     return [
         f"{result.gpu}, driver {result.driver or 'unknown'}: {is_it}",
-        f"{len(result.entries)} of {total:,} entries, seed {result.seed}",
+        f"{len(result.entries)} of {total:,} entries, "
+        + ("which the program searched" if result.seed is None else f"seed {result.seed}"),
         *aligned([heads, *rows]),
         *(
             f"{name}: {entry.kernel} {entry.bucket}: {entry.findings[name]}"
@@ -244,18 +332,22 @@ def _row(kernel: str, entries: Sequence[VerifiedEntry], *, timed: bool) -> tuple
 def _conclusion(result: Verification, total: int) -> list[str]:
     unknown = sum("unknown" in entry.findings for entry in result.entries)
     known = counted(len(result.entries) - unknown, "entry", "entries")
-    if result.less_than is None:
-        step = (
-            "tune again"
+    if result.holds is False:
+        step, verb = ("record", "record") if result.seed is None else ("tune", "tune")
+        again = (
+            f"{step} again"
             if result.same_model
-            else "it says nothing of the tables' own GPU model; tune for this"
+            else f"it says nothing of the tables' own GPU model; {step} for this"
         )
-        return [f"the tables do not hold here, by {known}; {step}: aot-tune tune"]
-    least = (
-        f"with {CONFIDENCE:.0%} confidence fewer than {result.less_than} of the {total:,} "
-        f"({result.less_than / total:.1%}) do"
-    )
-    lines = [f"{known}: none fails, and none is slower than its default in every state; {least}"]
+        return [f"the tables do not hold here, by {known}; {again}: aot-tune {verb}"]
+    if result.less_than is None:
+        lines = [f"{known}: none fails, and none is slower than the library's first config"]
+    else:
+        least = (
+            f"with {CONFIDENCE:.0%} confidence fewer than {result.less_than} of the {total:,} "
+            f"({result.less_than / total:.1%}) do"
+        )
+        lines = [f"{known}: none fails, and none is slower than its default in every state; {least}"]
     if result.holds:
         return [*lines, "the tables hold here"]
     them = counted(unknown, "entry", "entries")

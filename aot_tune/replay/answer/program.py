@@ -86,11 +86,12 @@ def become(command: Sequence[str], *, tables: Sequence[str]) -> NoReturn:
         raise UsageError(f"{command[0]} cannot be run: {error.strerror}") from None
 
 
-def run(command: Sequence[str], **passed: Sequence[str]) -> tuple[int, str]:
+def run(command: Sequence[str], *, stdout: int | None = None, **passed: Sequence[str]) -> tuple[int, str]:
     """Run a program to its end. Pass on every signal that can be.
 
     Args:
         command: The program and its arguments.
+        stdout: The file descriptor that the program prints to; by default this process's stdout.
         passed: Lists of texts that `options` returns in the program. ``recorder`` names a function, as
             ``module:function``, that each Python of the program calls at its first search with all of
             `passed`, and that returns the function that records one.
@@ -103,7 +104,7 @@ def run(command: Sequence[str], **passed: Sequence[str]) -> tuple[int, str]:
     """
     environ = _environ(command, passed)
     try:
-        process = subprocess.Popen(command, env=environ)
+        process = subprocess.Popen(command, env=environ, stdout=stdout)
     except OSError as error:
         raise UsageError(f"{command[0]} cannot be run: {error.strerror}") from None
     with _signals_passed_to(process) as received:

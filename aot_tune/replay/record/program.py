@@ -44,7 +44,12 @@ class Recording:
 
 
 def record(
-    command: Sequence[str], *, out: Path | None, package: str | None, journals: Path = JOURNALS
+    command: Sequence[str],
+    *,
+    out: Path | None,
+    package: str | None,
+    journals: Path = JOURNALS,
+    against: Sequence[Path] = (),
 ) -> Recording:
     """Run a program and record its searches.
 
@@ -53,6 +58,8 @@ def record(
         out: The folder of tables; None for the one in each library's own package.
         package: Record only kernels of this top-level package; None for all.
         journals: The folder of journals.
+        against: Recorded tables whose winners the searches judge. The program then prints to stderr, since
+            the verdict goes to stdout.
 
     Raises:
         UsageError: There is no such program, a variable has a wrong value or forbids searches, or `package`
@@ -72,10 +79,12 @@ def record(
     with tempfile.TemporaryDirectory(prefix="aot-tune-record-") as folder:
         code, interrupted = run(
             command,
+            stdout=2 if against else None,
             recorder=["aot_tune.replay.record.program:recorder"],
             out=[str(out.absolute())] if out is not None else [],
             package=[package] if package is not None else [],
             journals=[str(journals.absolute())],
+            against=[str(path.absolute()) for path in against],
             reports=[folder],
         )
         if not interrupted:
@@ -121,6 +130,7 @@ def _add(sites: dict[tuple[str, str], Site], site: Site) -> None:
         total.failures += site.failures
         total.wrong += site.wrong
         total.remarks |= site.remarks
+        total.again += site.again
 
 
 def recorder(passed: Mapping[str, Sequence[str]]) -> Callable[[SearchCall | LaunchCall], Any]:
@@ -136,6 +146,7 @@ def recorder(passed: Mapping[str, Sequence[str]]) -> Callable[[SearchCall | Laun
         journals=journals,
         run=folder.name,
         begun=lambda: _report(recording, folder),
+        against=[*map(Path, passed.get("against", ()))],
     )
 
     def record_and_report(call: SearchCall | LaunchCall) -> Any:

@@ -34,6 +34,7 @@ from aot_tune.replay.files import read_recorded
 from aot_tune.replay.fit import kernel_of, why_local
 from aot_tune.replay.nearest import LEAST_SIZE, sizes_of
 from aot_tune.replay.problem import Fixed, Problem
+from aot_tune.replay.record.again import again
 from aot_tune.replay.record.ahead import Ahead, Tried
 from aot_tune.replay.record.journal import SearchJournal, accepts
 from aot_tune.replay.record.launches import Launches
@@ -106,6 +107,9 @@ class Site:
 
     remarks: dict[str, None] = field(default_factory=dict)
     """Remarks for the author, each once, in order."""
+
+    again: list[dict[str, Any]] = field(default_factory=list)
+    """Recorded winners that are judged by these searches, each an `Again` as a dictionary."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -215,6 +219,7 @@ class Recorder:
         run: The run of `aot-tune record` that this process belongs to: the name of its file in `journals`, if
             it did not end by itself (`UNFINISHED`).
         begun: Called when a search begins.
+        against: Recorded tables whose winners the searches judge, in the order in which they are read.
     """
 
     def __init__(
@@ -226,8 +231,9 @@ class Recorder:
         ahead: Callable[[int, Path], Ahead | None] = ahead_of,
         run: str = "",
         begun: Callable[[], None] = lambda: None,
+        against: Sequence[Path] = (),
     ) -> None:
-        self._run, self._begun = run, begun
+        self._run, self._begun, self._against = run, begun, against
         self._out = out.absolute() if out is not None else None
         self._package = package
         self._journals = journals.absolute()
@@ -416,12 +422,29 @@ class Recorder:
             entry = _entry(task, results, launches[results.winner])
             times = {known.texts[at]: time for at, time in results.times.items()}
             won.append(_Won(entry=entry, times=times))
+            if number == 1:
+                self._judge(task, results, times)
             site.gains.append(entry.gain or 1.0)
             with locked(task.path):
                 self._write(task, self._with_winners(task, won))
         except AotTuneError as error:  # such as an argument that has no signature, or a full disk
             site.remarks[f"not recorded: {error}"] = None
         return as_result(call, results)
+
+    def _judge(self, task: _Task, results: Searched, times: Mapping[str, Measurement]) -> None:
+        """Judge the winner that the tables of `against` have for a problem."""
+        texts = task.known.texts
+        for table in (read_recorded(path) for path in self._against if path.name == task.path.name):
+            if table.source_hash != task.digest:
+                task.site.remarks["its code is not the table's"] = None
+                continue
+            for entry in table.by_space.get(task.space, ()):
+                if entry.problem == task.known.problem and entry.text in texts:
+                    at = texts.index(entry.text)
+                    failed = results.wrong.get(at) or results.failures.get(at, (None, ""))[1]
+                    judged = again(name_of(table.module, table.kernel), entry, texts, times, failed)
+                    task.site.again.append(dataclasses.asdict(judged))
+                    return
 
     def _searched(self, task: _Task, number: int) -> tuple[LibrarySearch, Searched]:
         """Search, with the kernel's journal; `number` counts the searches of the problem."""
