@@ -447,6 +447,8 @@ def _replay(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
             first = [_ms({"_ms": times["first_ms"].get(process)}, "") for process in replay.VARIANTS]
             if replay.COMPILED in times:
                 first[-1] += ", compiled"
+            elif replay.OURS in times:
+                first[-1] += f", of it ours {sum(times[replay.OURS].values()):.1f}"
             later, gpu = times["later_us"], times["gpu_us"]
             ratio = times["gpu, replayed / bare"]["compiled"]
             row = [title, f"`{shape}`", *first, f"{later['bare']:.1f} us", f"{later['compiled']:.1f} us"]
@@ -463,6 +465,13 @@ def _replay(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
                 f"First calls {where}: {ups['geometric mean']:.1f} times as fast as the library comes "
                 f"where it searches (geometric mean), at least {ups['least']:.1f} times (`{ups['at']}`)."
             )
+    if replay.OURS in totals:
+        of_first, of_next = totals[replay.OURS], totals.get(f"{replay.OURS}, of next ones")
+        more = f"; of the next ones {of_next['most']:.1f} ms (`{of_next['at']}`)" if of_next else ""
+        yield (
+            f"Ours of a process's first call from cubins: at most {of_first['most']:.1f} ms "
+            f"(`{of_first['at']}`){more}. All else is the library, cuTile and the driver."
+        )
     for do, title in (
         ("recorded winner over own", "Recorded winners"),
         ("later calls over bare", "Later calls"),

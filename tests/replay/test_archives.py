@@ -135,5 +135,13 @@ def test_shipped_tables_are_compiled_by_the_library_s_module(
         result = CliRunner().invoke(app, [verb, NAME, "--arch", "sm90"])
         assert result.exit_code == 0, result.stderr
         assert str(path) in result.stdout
+    (path.parent / FILE_NAME).unlink()
+    own = write(tmp_path / "own")
+    monkeypatch.setenv(environment.TABLES, str(tmp_path / "own"))
+    words = ["compile", "--arch", "sm90", "--cubins", str(cubins), "--kernel", NAME]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.stderr
+    assert (own.parent / FILE_NAME).exists()
+    assert not (path.parent / FILE_NAME).exists()  # a kernel's shipped table counts where it has no other
     write(tmp_path / "libraries", table(source_hash="0" * 16))
     assert "changed since it was recorded" in str(tabled_kernel(path))

@@ -94,6 +94,27 @@ class Profile:
         self.measure("cuTile and driver", dispatch.Dispatcher, "_fire")
         self.measure("memo", dispatch.Dispatcher, "_remember")
 
+    def measure_replay(self) -> None:
+        """Count what is ours of a library's first call that is replayed."""
+        from aot_tune.cubins.archive import Section
+        from aot_tune.replay.answer import cubins, records, searches
+        from aot_tune.serve import kernels
+
+        self.measure("answers", searches, "answer")
+        self.measure("tables", records, "read_recorded")
+        self.measure("hashes of code", records, "hash_now")
+        self.measure("hashes of code", cubins, "recorded_code")
+        for name in ("sections", "find"):
+            self.measure("archives", kernels.Cubins, name)
+        self.measure("decompression", Section, "cubin")
+        self.measure("the driver's consent", kernels, "_refusal")
+
+    def taken(self) -> dict[str, float]:
+        """Return the milliseconds of each part since the last call."""
+        ms = {part: round(ms, 3) for part, ms in self.ms.items()}
+        self.ms.update(dict.fromkeys(self.ms, 0.0))
+        return ms
+
 
 def replace_layers(model: Any) -> None:
     """Let a Llama's RMS norms, MLPs, linear layers and attention run the shipped kernels."""

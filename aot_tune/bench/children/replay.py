@@ -5,8 +5,8 @@ answered by one:
 
 ======================================  ====================================================================
 ``{"do": "prepare"}``                   imports the library, makes the context and all tensors
-``{"do": "first", "shape": 0}``         calls it: milliseconds until the GPU is done, cuTile's searches, and a
-                                        hash of the results' bits
+``{"do": "first", "shape": 0}``         calls it: milliseconds until the GPU is done, those of our parts where
+                                        it is replayed, cuTile's searches, and a hash of the results' bits
 ``{"do": "later", "shape": 0}``         microseconds of a call on the host
 ``{"do": "gpu", "shape": 0}``           microseconds of a call on the GPU
 ======================================  ====================================================================
@@ -31,6 +31,7 @@ from typing import Any
 
 import torch
 
+from aot_tune.bench.children.client import Profile
 from aot_tune.bench.children.operations import OPERATIONS, Call
 from aot_tune.bench.host import launch_us
 from aot_tune.bench.sections.replay import SHAPES
@@ -132,13 +133,18 @@ class Served:
         self._searched = count_searches()
         self._calls: list[Call] = []
         self._round: Any = None
+        self._profile = Profile()
 
     def prepare(self) -> dict[str, Any]:
         """Import the library, which may ask for the compiler; make the context, and all shapes' tensors."""
+        import cuda.tile.tune as tune
+
         operation = OPERATIONS[self._name]
         library = importlib.import_module(operation.module)
         torch.manual_seed(0)
         self._calls = [operation.make(library, *shape) for shape in SHAPES[self._name]]
+        if cutile.stands_in(tune.exhaustive_search):
+            self._profile.measure_replay()
         torch.cuda.synchronize()
         return {}
 
@@ -170,10 +176,12 @@ class Served:
 
     def _first(self, shape: int) -> dict[str, Any]:
         torch.cuda.synchronize()
+        self._profile.taken()
         started = time.perf_counter()
         result = self._calls[shape]()
         torch.cuda.synchronize()
-        return {"ms": round((time.perf_counter() - started) * 1e3, 3), "bits": _bits(result)}
+        ms = round((time.perf_counter() - started) * 1e3, 3)
+        return {"ms": ms, "ours_ms": self._profile.taken(), "bits": _bits(result)}
 
     def answer(self, command: dict[str, Any]) -> dict[str, Any]:
         """Run a command; an exception is an answer too."""

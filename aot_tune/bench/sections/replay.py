@@ -76,6 +76,9 @@ TIE = 0.02
 COMPILED = "compiled although cubins were given"
 """Key of the reason why a process without a compiler could not go on."""
 
+OURS = "ours of the first call from cubins, ms"
+"""Key of the parts of a first call that are ours; all else is the library, cuTile and the driver."""
+
 LIMIT_S = 300.0
 """Seconds after which a process that does not answer, or a recording that does not end, is killed."""
 
@@ -418,6 +421,8 @@ def _shape(
     replayed = [name for name in first if name != "bare"]
     figures["bits equal"] = {name: first[name].get("bits") == first["bare"].get("bits") for name in replayed}
     figures["speed-up"] = {name: round(first["bare"]["ms"] / first[name]["ms"], 1) for name in replayed}
+    if ours := first.get("cubins", {}).get("ours_ms"):
+        figures[OURS] = ours
     if missing := first.get("cubins", {}).get("missing"):
         figures[COMPILED] = missing
     for do in ("later", "gpu"):
@@ -503,6 +508,7 @@ def later_means(figures: Mapping[str, Mapping[str, Any]]) -> dict[str, float]:
 def _from_cubins(searching: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
     """Return the longest first calls without a compiler, of a process's first shape and of the next ones."""
     first, following, compiled = dict[str, float](), dict[str, float](), list[str]()
+    ours: tuple[dict[str, float], dict[str, float]] = {}, {}
     for name, operation in searching.items():
         for place, (shape, measured) in enumerate(operation["shapes"].items()):
             at = f"{name} {shape}"
@@ -510,11 +516,16 @@ def _from_cubins(searching: Mapping[str, Mapping[str, Any]]) -> dict[str, Any]:
                 compiled.append(at)
             elif "cubins" in measured["first_ms"]:
                 (following if place else first)[at] = measured["first_ms"]["cubins"]
+                if OURS in measured:
+                    ours[bool(place)][at] = round(sum(measured[OURS].values()), 3)
     result: dict[str, Any] = {}
     if first:
         result["first call from cubins, ms"] = _extreme("most", first, max)
     if following:
         result["next first calls from cubins, ms"] = _extreme("most", following, max)
+    for title, by_call in zip((OURS, f"{OURS}, of next ones"), ours, strict=True):
+        if by_call:
+            result[title] = _extreme("most", by_call, max)
     result[COMPILED] = compiled
     return result
 

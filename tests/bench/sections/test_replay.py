@@ -315,6 +315,10 @@ def test_an_operation_is_recorded_compiled_and_replayed(monkeypatch: pytest.Monk
     for one in figures["shapes"].values():
         assert one["first_ms"]["bare"] > one["first_ms"]["compiled"] > one["first_ms"]["cubins"]
         assert "compiled although cubins were given" not in one
+        assert 0 < sum(one[replay.OURS].values()) < one["first_ms"]["cubins"]
+        assert {"answers", "archives", "decompression"} <= {
+            part for part, ms in one[replay.OURS].items() if ms
+        }
     assert isinstance(found[1], Part)
 
 
