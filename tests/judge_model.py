@@ -129,13 +129,13 @@ def apart(chosen: Sequence[Chosen]) -> list[float]:
 
 
 def judgement(kernel: FoundKernel, table: Table, chosen: Sequence[Chosen]) -> Judgement:
-    """The line of a kernel."""
+    """The line of a kernel. The default stays where the choices lose once halves are judged apart."""
     ratios, ratios_apart = [each.ratio for each in chosen], apart(chosen)
     return Judgement(
         kernel=table.kernel,
         arch=str(table.arch),
         device=table.built_with.device_name,
-        gate=gate(ratios),
+        gate=gate(ratios) if geometric_mean(ratios_apart) <= 1.0 else None,
         sizes=len(ratios),
         leaves=sum(each.leaves for each in chosen),
         time=round(geometric_mean(ratios), 3),

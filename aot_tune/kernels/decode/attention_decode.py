@@ -313,6 +313,9 @@ attention_decode_tunable = Tunable(
         *_shapes(64, 8, head_dim=64, contexts=(256,)),
         *_shapes(14, 2, head_dim=64, contexts=(256, 4096)),  # Qwen2.5 0.5B
         *_shapes(32, 32, contexts=(256, 4096)),  # Llama 2 7B
+        *_shapes(32, 8, head_dim=64, contexts=(512, 4096, 32768)),  # Llama 3.2 1B
+        *_shapes(28, 4, contexts=(512, 4096)),  # Qwen2.5 7B
+        *_shapes(16, 2, contexts=(512, 4096)),  # Qwen2.5 3B
     ],
 )
 """Declaration of attention_decode. Its `launch` takes q, k_cache, v_cache, block_table, seq_lens, out, lse,
