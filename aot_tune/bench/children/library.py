@@ -18,7 +18,7 @@ from aot_tune.bench.children.operations import OPERATIONS
 from aot_tune.bench.libraries.sites import label, shapes_of
 
 
-def _forget(library: Any) -> None:
+def forget(library: Any) -> None:
     """Empty the library's caches of winners: their keys may not hold all of a shape."""
     for name, cache in vars(library).items():
         if name.lower().endswith("tune_cache") and isinstance(
@@ -39,7 +39,7 @@ def main(words: Sequence[str]) -> None:
         if name in ended:
             continue
         failed = ""
-        _forget(library)
+        forget(library)
         try:
             operation.make(library, *shape)()
             torch.cuda.synchronize()
