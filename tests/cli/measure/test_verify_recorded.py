@@ -13,8 +13,8 @@ from typer.testing import CliRunner, Result
 from aot_tune.cli.app import app
 from aot_tune.cli.measure import verify
 from aot_tune.nvidia.nvml import Gpu
-from tests.replay.record.test_program import ONCE, ROOT, aot_tune
 from tests.support.samples import SM90
+from tests.support.tuned_programs import ONCE, ROOT, aot_tune
 
 pytestmark = pytest.mark.process
 

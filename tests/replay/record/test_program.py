@@ -15,56 +15,20 @@ from typing import Any
 
 import pytest
 
-from aot_tune import environment
 from aot_tune.replay.document import parse
 from aot_tune.replay.record import program
 from aot_tune.replay.record.recorder import Recorder, Site
 from tests.support import tuned_once
 from tests.support.make import planned_commands
+from tests.support.tuned_programs import ONCE, ROOT, aot_tune, kept, run
 
-ROOT = Path(__file__).parents[3]
 PACKAGE = ROOT / "tests" / "support" / "three_kernels" / "mylib"
 
 _LINES = Path(tuned_once.__file__).read_text().splitlines()
 SEARCH = f"tuned_once.py:{_LINES.index('    return exhaustive_search(') + 1}"
 """Place of the search, as reports name it."""
 
-ONCE = """
-import json, sys, torch
-from tests.support.played_cuda import counted, noted, on_the_stand_in
-
-with on_the_stand_in():
-    from tests.support import tuned_once
-    launches, searched = noted("tests.support"), counted()
-    for rows in map(int, sys.argv[1:]):
-        x = torch.empty(rows, dtype=torch.float16, device="cuda")
-        tuned_once.launch(x, torch.empty_like(x))
-print(json.dumps({"launches": launches, "searched": searched}))
-"""
-
 pytestmark = pytest.mark.process
-
-
-def kept(folder: Path) -> dict[str, str]:
-    """This process's environment without variables of aot_tune, where modules of `folder` are found too."""
-    others = {name: value for name, value in os.environ.items() if name not in environment.DESCRIPTIONS}
-    return {**others, "PYTHONPATH": os.pathsep.join([str(folder), str(ROOT)])}
-
-
-def run(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *words],
-        cwd=folder,
-        env={**kept(folder), **variables},
-        capture_output=True,
-        text=True,
-        timeout=300,
-        check=False,
-    )
-
-
-def aot_tune(folder: Path, *words: str, **variables: str) -> subprocess.CompletedProcess[str]:
-    return run(folder, "-m", "aot_tune", *words, **variables)
 
 
 def answer(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
