@@ -470,7 +470,7 @@ def _replay(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
         more = f"; of the next ones {of_next['most']:.1f} ms (`{of_next['at']}`)" if of_next else ""
         yield (
             f"Ours of a process's first call from cubins: at most {of_first['most']:.1f} ms "
-            f"(`{of_first['at']}`){more}. All else is the library, cuTile and the driver."
+            f"(`{of_first['at']}`){more}. Nearly all else is the library, cuTile and the driver."
         )
     for do, title in (
         ("recorded winner over own", "Recorded winners"),

@@ -353,8 +353,8 @@ def compile(
     command.remark(find.folder_remarks())
     names, dotted = find.split(kernel or ())
     tables = [*listed_recorded(find.folders(module or ())), *shipped_for(module or ())]
-    known = {path.name for path in tables}  # a kernel's shipped table counts where it has no other
-    tables += [path for path in shipped_for(dotted) if path.name not in known]
+    known = {path.parts[-2:] for path in tables}  # a kernel's shipped table counts where it has no other
+    tables += [path for path in shipped_for(dotted) if path.parts[-2:] not in known]
     archs = tuple(dict.fromkeys(map(selection.chosen_arch, named or [None])))
     alone = not names and bool(dotted or (tables and not declared))
     if alone and not kernel:

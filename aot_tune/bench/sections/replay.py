@@ -77,7 +77,7 @@ COMPILED = "compiled although cubins were given"
 """Key of the reason why a process without a compiler could not go on."""
 
 OURS = "ours of the first call from cubins, ms"
-"""Key of the parts of a first call that are ours; all else is the library, cuTile and the driver."""
+"""Key of the parts of a first call that are ours; nearly all else is the library, cuTile and the driver."""
 
 LIMIT_S = 300.0
 """Seconds after which a process that does not answer, or a recording that does not end, is killed."""

@@ -122,6 +122,9 @@ def tables_found(
         StoreError: A folder cannot be read.
     """
     if only is not None:
+        only = (
+            only if only.name not in ("", "..") else only.resolve()
+        )  # an arch's folder is known by its name
         paths = store.listed(only) or store.listed_in(only)
         chosen = _chosen(paths, kernel, arch)
     else:

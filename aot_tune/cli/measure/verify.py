@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import shlex
 import tempfile
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -13,13 +13,14 @@ from aot_tune.cli.documents.declared import DeclaredDocument
 from aot_tune.cli.documents.recorded import RecordedDocument
 from aot_tune.declare import selection
 from aot_tune.declare.discovery import FoundKernel
-from aot_tune.errors import TableError, TuneError, UsageError
+from aot_tune.errors import StoreError, TableError, TuneError, UsageError
 from aot_tune.nvidia.nvml import Gpu, driver_version, visible_gpus
 from aot_tune.replay.record.again import Again
 from aot_tune.replay.record.program import record
 from aot_tune.tables.fit import mismatch
 from aot_tune.tables.table import geometric_mean
 from aot_tune.tuner.choose.verdict import CONFIDENCE, FAILING, Finding, bound, draw
+from aot_tune.tuner.measure.gpu_lock import GpuLock
 from aot_tune.tuner.sweep.progress import Progress
 from aot_tune.tuner.sweep.report import SweepRequest
 from aot_tune.tuner.verify import Drawn, verify
@@ -89,6 +90,9 @@ class Verification:
 
     holds: bool | None
     """Whether the tables hold here; None where nothing can be said."""
+
+    ended: str = ""
+    """How the program ended before its end; empty where it did not, and without a program."""
 
     @property
     def same_model(self) -> bool:
@@ -167,37 +171,64 @@ def recorded_verification(
         program: The program and its arguments, which calls the library.
         kernels: The names of recorded kernels; all where none is named.
         modules: Modules of the libraries.
-        folder: Verify this folder's tables; by default those that are replayed.
+        folder: Verify this folder's tables; by default those of AOT_TUNE_TABLES, of `modules` and aot_tune's.
         progress: Receives each remark.
 
     Raises:
-        TuneError: Nothing can be said: there is no GPU, or the program searched no problem of the tables.
+        TuneError: Nothing can be said: there is no GPU, a tuner holds it, or the program searched no problem
+            of the tables.
         TableError: A table is malformed.
         UsageError: There is no such table or program.
     """
+    try:
+        command = shlex.split(program)
+    except ValueError as error:
+        raise UsageError(f"--program: {error}: {program}") from None
+    if not command:
+        raise UsageError('--program is empty: --program "python -m pytest tests"')
+    plain, dotted = find.split(kernels)
+    if plain:
+        raise UsageError(f"{plain[0]} is the name of a declared kernel: leave out --program")
     gpu, arch = _gpu()
-    documents, unreadable = find.tables_found(None, arch, modules, folder)
+    try:
+        documents, unreadable = find.tables_found(None, arch, modules, folder, libraries=True)
+    except StoreError as error:  # such as a module that is not installed: no verdict on its tables
+        raise UsageError(str(error)) from None
     if unreadable:
         raise unreadable[0]
     recorded = [each for each in documents if isinstance(each, RecordedDocument)]
     names = {each.name for each in recorded}
-    if missing := [name for name in kernels if name not in names]:
-        raise UsageError(f"{missing[0]} has no recorded table for {arch}; record it: aot-tune record")
+    if missing := [name for name in dotted if name not in names]:
+        raise UsageError(
+            f"{missing[0]} has no recorded table for {arch} there; name its folder or its library's module: "
+            "--folder, --module"
+        )
     if not recorded:
         raise UsageError(f"no recorded table for {arch} is there; name its folder: --folder")
-    recorded = [each for each in recorded if not kernels or each.name in kernels]
+    documents_by_path = {
+        str(each.path.absolute()): each for each in recorded if not dotted or each.name in dotted
+    }
     with tempfile.TemporaryDirectory(prefix="aot-tune-verify-") as temporary:
-        tables, journals = Path(temporary, "tables"), Path(temporary, "journals")
-        against = [each.path for each in recorded]
-        result = record(shlex.split(program), out=tables, package=None, journals=journals, against=against)
-    judged = [Again(**values) for site in result.sites for values in site.again]
+        lock = GpuLock(gpu.uuid or f"cuda-{gpu.index}", "verifying recorded tables")
+        try:
+            result = record(
+                command,
+                out=Path(temporary, "tables"),
+                package=None,
+                journals=Path(temporary, "journals"),
+                against=[*map(Path, documents_by_path)],
+            )
+        finally:
+            lock.release()
     for site in result.sites:
         for remark in site.remarks:
             progress.note(f"{site.kernel}: {remark}")
-    if result.exit_code:
-        progress.note(f"the program ended with exit code {result.exit_code}")
+    ended = f"it was ended by {result.interrupted}" if result.interrupted else ""
+    ended = ended or (f"its exit code is {result.exit_code}" if result.exit_code else "")
+    judged = _once(Again(**values) for site in result.sites for values in site.again)
     if not judged:
-        raise TuneError("nothing is measured: the program searched no problem of a recorded table")
+        why = f"; {ended}" if ended else ""
+        raise TuneError(f"nothing is measured: the program searched no problem of a recorded table{why}")
     verified = tuple(
         VerifiedEntry(
             kernel=each.kernel,
@@ -212,23 +243,31 @@ def recorded_verification(
         for each in judged
     )
     fails = any(name in entry.findings for entry in verified for name in FAILING)
-    unknown = any("unknown" in entry.findings for entry in verified)
-    first: dict[str, RecordedDocument] = {}
-    for document in recorded:
-        first.setdefault(document.name, document)
-    searched = {each.kernel for each in judged}
+    compared = [documents_by_path[path] for path in dict.fromkeys(each.path for each in judged)]
+    of: dict[str, int] = {}
+    for document in compared:
+        of[document.name] = of.get(document.name, 0) + len(document.winners())
     return Verification(
         gpu=gpu.name,
         driver=driver_version() or "",
-        measured_on=tuple(
-            dict.fromkeys(first[name].table.built_with.device_name for name in sorted(searched))
-        ),
+        measured_on=tuple(dict.fromkeys(each.table.built_with.device_name for each in compared)),
         seed=None,
-        of={name: len(document.winners()) for name, document in first.items() if name in searched},
+        of=of,
         entries=verified,
         less_than=None,
-        holds=False if fails else (None if unknown else True),
+        holds=False if fails else (None if ended else True),
+        ended=ended,
     )
+
+
+def _once(judged: Iterable[Again]) -> list[Again]:
+    """Return each search once, where several processes made it: the first that fails, else the first."""
+    by_key: dict[str, Again] = {}
+    for each in judged:
+        known = by_key.setdefault(each.key, each)
+        if any(name in each.findings for name in FAILING) and not any(n in known.findings for n in FAILING):
+            by_key[each.key] = each
+    return [*by_key.values()]
 
 
 def _gpu() -> tuple[Gpu, Arch]:
@@ -350,5 +389,10 @@ def _conclusion(result: Verification, total: int) -> list[str]:
         lines = [f"{known}: none fails, and none is slower than its default in every state; {least}"]
     if result.holds:
         return [*lines, "the tables hold here"]
+    if result.ended:
+        return [
+            *lines,
+            f"the program did not search all that it would: {result.ended}; nothing can be said of the rest",
+        ]
     them = counted(unknown, "entry", "entries")
     return [*lines, f"nothing can be said of {them}: run it again on an idle GPU"]

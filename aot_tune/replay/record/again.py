@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from aot_tune.replay.table import RecordedEntry
 from aot_tune.replay.words import config_in_words, problem_in_words
@@ -15,6 +16,12 @@ from aot_tune.tuner.outcome import Measurement
 @dataclass(frozen=True, kw_only=True)
 class Again:
     """Recorded winner in a new search."""
+
+    key: str
+    """Hash of the search: processes of a program may make the same one."""
+
+    path: str
+    """File of the table."""
 
     kernel: str
     """Kernel's module and name."""
@@ -42,27 +49,36 @@ class Again:
 
 
 def again(
-    kernel: str, entry: RecordedEntry, texts: tuple[str, ...], times: Mapping[str, Measurement], failed: str
+    key: str,
+    path: Path,
+    kernel: str,
+    entry: RecordedEntry,
+    first_text: str,
+    times: Mapping[str, Measurement],
+    failed: str,
 ) -> Again:
     """Judge an entry by the times of a new search.
 
     Args:
+        key: The hash of the search.
+        path: The table's file.
         kernel: The kernel's module and name.
         entry: The recorded winner.
-        texts: The search space's configs, the library's first one first.
-        times: Times of all right configs, by spelling; at least one.
+        first_text: Spelling of the library's first config.
+        times: Times of all right configs, by spelling.
         failed: Why the recorded winner has no time, where it has none.
     """
-    mine, first = times.get(entry.text), times.get(texts[0])
-    gain = None if mine is None or first is None else first.mean_us / mine.mean_us
+    mine, first = times.get(entry.text), times.get(first_text)
     return Again(
+        key=key,
+        path=str(path),
         kernel=kernel,
         problem=problem_in_words(entry.problem),
         config=config_in_words(entry),
         table_us=entry.mean_us,
         table_gain=entry.gain,
         mean_us=None if mine is None else mine.mean_us,
-        gain=gain,
+        gain=None if mine is None or first is None else first.mean_us / mine.mean_us,
         findings={"fails": failed} if mine is None else _findings(entry, mine, first, times),
     )
 
@@ -71,9 +87,6 @@ def _findings(
     entry: RecordedEntry, mine: Measurement, first: Measurement | None, times: Mapping[str, Measurement]
 ) -> dict[Finding, str]:
     findings: dict[Finding, str] = {}
-    disturbed = next((time.disturbed for time in (mine, first) if time and time.disturbed), "")
-    if disturbed:
-        return {"unknown": f"its samples are disturbed: {disturbed}"}
     if first is not None and mine.mean_us > first.mean_us and not is_tie(mine, first):
         findings["slower"] = f"{mine.mean_us / first.mean_us - 1:.1%} slower than the first config"
     if first is not None and entry.gain is not None:

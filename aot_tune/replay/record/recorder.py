@@ -30,8 +30,8 @@ from aot_tune.nvidia.nvml import visible_gpus
 from aot_tune.replay.answer.cubins import LaunchCall
 from aot_tune.replay.answer.searches import SearchCall, answer, answer_of, why_not_searched
 from aot_tune.replay.document import MOST_LAUNCHED, dump
-from aot_tune.replay.files import read_recorded
-from aot_tune.replay.fit import kernel_of, why_local
+from aot_tune.replay.files import is_shipped, read_recorded, right_place_of
+from aot_tune.replay.fit import kernel_of, misfit, why_local
 from aot_tune.replay.nearest import LEAST_SIZE, sizes_of
 from aot_tune.replay.problem import Fixed, Problem
 from aot_tune.replay.record.again import again
@@ -69,6 +69,8 @@ JOURNALS = Path("build/record")
 UNFINISHED = ".unfinished"
 """End of the name of a run's file in the folder of journals. The run removes the file where the program ends
 by itself: a config that was begun then and has no outcome ended the program, and is passed over."""
+
+_NOT_COMPARED = "a search is not compared with a table"
 
 _NOT_ENDED = "a search had not ended: its outcomes are kept, and the same command goes on with it"
 
@@ -412,6 +414,8 @@ class Recorder:
         if results.in_parts:
             site.remarks[f"{', '.join(sorted(results.in_parts))} {IN_PARTS}"] = None
         site.remarks |= dict.fromkeys(_failures_in_words(known.texts, results))
+        if self._against and number == 1:
+            self._judge(task, results)
         if not results.times:
             raise_as_cutile(call, results.failures)
         timed = [cutile.hints_of(search.kernel(at), task.device.arch) for at in results.times]
@@ -422,8 +426,6 @@ class Recorder:
             entry = _entry(task, results, launches[results.winner])
             times = {known.texts[at]: time for at, time in results.times.items()}
             won.append(_Won(entry=entry, times=times))
-            if number == 1:
-                self._judge(task, results, times)
             site.gains.append(entry.gain or 1.0)
             with locked(task.path):
                 self._write(task, self._with_winners(task, won))
@@ -431,20 +433,36 @@ class Recorder:
             site.remarks[f"not recorded: {error}"] = None
         return as_result(call, results)
 
-    def _judge(self, task: _Task, results: Searched, times: Mapping[str, Measurement]) -> None:
-        """Judge the winner that the tables of `against` have for a problem."""
-        texts = task.known.texts
-        for table in (read_recorded(path) for path in self._against if path.name == task.path.name):
-            if table.source_hash != task.digest:
-                task.site.remarks["its code is not the table's"] = None
+    def _judge(self, task: _Task, results: Searched) -> None:
+        """Judge the winner that the first table of `against` has for a search that replaying would answer."""
+        texts, reasons = task.known.texts, list[str]()
+        for path in self._against:
+            if path.name != task.path.name:
                 continue
-            for entry in table.by_space.get(task.space, ()):
-                if entry.problem == task.known.problem and entry.text in texts:
-                    at = texts.index(entry.text)
-                    failed = results.wrong.get(at) or results.failures.get(at, (None, ""))[1]
-                    judged = again(name_of(table.module, table.kernel), entry, texts, times, failed)
-                    task.site.again.append(dataclasses.asdict(judged))
-                    return
+            table = read_recorded(path)
+            reason = right_place_of(path, table) and f"it belongs in {right_place_of(path, table)}"
+            reason = reason or misfit(
+                table, task.kernel, task.device.arch, task.digest, any_version=is_shipped(path)
+            )
+            of_space = table.by_space.get(task.space, ())
+            same = next((e for e in of_space if e.problem == task.known.problem and e.text in texts), None)
+            if reason is None and same is not None:
+                at = texts.index(same.text)
+                failed = results.wrong.get(at) or results.failures.get(at, (None, "it was not timed"))[1]
+                times = {texts[place]: time for place, time in results.times.items()}
+                name = name_of(table.module, table.kernel)
+                judged = again(task.key, path, name, same, texts[0], times, failed)
+                task.site.again.append(dataclasses.asdict(judged))
+                return
+            counts = {e.problem.sm_count for e in of_space}
+            reasons.append(
+                reason
+                or ("" if of_space else "its search space is another")
+                or ("" if task.known.problem.sm_count in counts else "it is of GPUs of another size")
+                or "the problem is not in it"
+            )
+        for reason in reasons or ["there is none"]:
+            task.site.remarks[f"{_NOT_COMPARED}: {reason}"] = None
 
     def _searched(self, task: _Task, number: int) -> tuple[LibrarySearch, Searched]:
         """Search, with the kernel's journal; `number` counts the searches of the problem."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
-from typing import Any
+from pathlib import Path
 
 import pytest
 
@@ -19,14 +19,15 @@ ENTRY: RecordedEntry = replace(
 TEXTS = ("first", ENTRY.text, "other")
 
 
-def _judged(first: float | None, mine: float | None, other: float = 60.0, **more: Any) -> Again:
+def _judged(first: float | None, mine: float | None, other: float | None = 60.0) -> Again:
     us = dict(zip(TEXTS, (first, mine, other), strict=True))
     times = {
-        text: Measurement(config=Config(), mean_us=time, error_margin_us=0.1, num_samples=9, **more)
+        text: Measurement(config=Config(), mean_us=time, error_margin_us=0.1, num_samples=9)
         for text, time in us.items()
         if time is not None
     }
-    return again("mylib.ops.scale", ENTRY, TEXTS, times, "" if mine else "half of it is NaN")
+    path = Path("sm90/mylib.ops.scale.json")
+    return again("ab", path, "mylib.ops.scale", ENTRY, TEXTS[0], times, "" if mine else "half of it is NaN")
 
 
 def test_a_winner_that_holds() -> None:
@@ -62,5 +63,6 @@ def test_a_first_config_that_failed_leaves_the_others_to_compare_with() -> None:
     assert (judged.gain, list(judged.findings)) == (None, ["beaten"])
 
 
-def test_nothing_is_said_of_disturbed_samples() -> None:
-    assert list(_judged(75.0, 90.0, disturbed="the clocks fell").findings) == ["unknown"]
+def test_a_search_in_which_all_configs_fail_fails_the_winner() -> None:
+    judged = _judged(None, None, None)
+    assert (judged.mean_us, judged.findings) == (None, {"fails": "half of it is NaN"})

@@ -21,7 +21,7 @@ from aot_tune.bench.libraries import fetched
 from tests.support import flashinfer_api
 
 ROOT = Path(__file__).parents[3]
-THEIRS = os.environ.get("FLASHINFER_TESTS", "")
+THEIRS = os.path.abspath(named) if (named := os.environ.get("FLASHINFER_TESTS")) else ""
 
 pytestmark = [
     pytest.mark.gpu,
