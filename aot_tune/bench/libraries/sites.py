@@ -39,6 +39,12 @@ class Steps(NamedTuple):
     prefilling: tuple[tuple[int, int], ...]
     """Sequences, and tokens of each."""
 
+    few: tuple[int, ...] = ()
+    """Further numbers of tokens below 16, of products that are answered at equal ones alone there."""
+
+    uneven: tuple[tuple[int, int], ...] = ()
+    """Further `prefilling` of a kernel that compiles in whether tiles divide the length."""
+
 
 _SHORT = tuple((batch, length) for length in (2048, 512) for batch in (1, 256, 64, 16, 4))
 _SPLIT = tuple((batch, length) for length in (8192, 32_768) for batch in (1, 4, 16, 64))
@@ -49,6 +55,8 @@ RECORDED = Steps(
     decoding=_SHORT + _SPLIT,
     pages=(32_768,),
     prefilling=((1, 2048), (1, 8192), (4, 2048), (1, 512)),
+    few=(2, 8),
+    uneven=((1, 2000), (4, 2000)),
 )
 """Recorded steps: all powers of two of `rows`, which are compiled in. Else every second one, which serves
 more than a quarter of it to twice as many."""
@@ -145,7 +153,7 @@ def _latent_products(model: Model, steps: Steps) -> list[Shape]:
     if model.kv_heads:
         return []
     widths = ((LATENT, UNROTATED), (UNROTATED, LATENT))
-    return [(model.heads, tokens, n, k) for tokens in steps.tokens for n, k in widths]
+    return [(model.heads, tokens, n, k) for tokens in (*steps.tokens, *steps.few) for n, k in widths]
 
 
 def _decoding(model: Model, steps: Steps) -> list[Shape]:
@@ -182,6 +190,7 @@ def _prefilling(model: Model, steps: Steps) -> list[Shape]:
 
 def _attention(model: Model, steps: Steps) -> list[Shape]:
     """Return batch, heads, KV heads, tokens of a sequence and head."""
+    steps = steps._replace(prefilling=(*steps.prefilling, *steps.uneven))
     return [(b, heads, kv, length, head) for b, length, heads, kv, head in _prefilling(model, steps)]
 
 
