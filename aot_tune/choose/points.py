@@ -554,7 +554,10 @@ class Estimator:
         """Return the points of some entries for the sizes of another bucket."""
         sources, more = list[Source](), list[float]()
         for place, entry in enumerate(entries):
-            own = self.sources(entry) if place < self.rule.whole else self._sources_near(entry, bucket)
+            if place < self.rule.whole:
+                own = [self._prepared(entry, point) for point in _telling(entry)]
+            else:
+                own = self._sources_near(entry, bucket)
             sources += own
             more += [_NEARNESS + self.buckets.of_classes(bucket, entry.bucket)] * len(own)
         return Points(sources, more, self.slopes.outside, self.rule.far)
@@ -567,8 +570,8 @@ class Estimator:
             without: Sizes on the Exact axes of buckets that are left out.
         """
         entries = map(self.table.entries.__getitem__, self.buckets.order(bucket).places)
-        timed = (e for e in entries if e.is_timed() and not (without and self.exact(e.bucket) in without))
-        return [*islice(timed, self.rule.most_near)]
+        telling = (e for e in entries if _telling(e) and not (without and self.exact(e.bucket) in without))
+        return [*islice(telling, self.rule.most_near)]
 
     def left_out(self, entry: Entry) -> dict[Problem, float]:
         """Return the rule's regret at each point of an entry, t / t_best - 1, estimated from its others.
@@ -594,7 +597,7 @@ class Estimator:
         def apart(point: Point) -> float:
             return sum(abs(math.log2(size / (bucket.size(name) or 1))) for name, size in point.size.items())
 
-        nearest = sorted(_timed(entry), key=apart)[: self.rule.of_others]
+        nearest = sorted(_telling(entry), key=apart)[: self.rule.of_others]
         return [self._prepared(entry, point) for point in nearest]
 
     def _prepared(self, entry: Entry, point: Point) -> Source:
@@ -652,6 +655,12 @@ def _timed(entry: Entry) -> list[Point]:
     """Return the points of an entry with a time; none where it is malformed."""
     points = entry.points if entry.is_sound() else ()
     return [point for point in points if any(us is not None for us in point.us)]
+
+
+def _telling(entry: Entry) -> list[Point]:
+    """Return the points of an entry with several times: one alone tells other buckets nothing of differences."""
+    points = entry.points if entry.is_timed() and entry.is_sound() else ()
+    return [point for point in points if sum(us is not None for us in point.us) > 1]
 
 
 _MOST_KEPT = 1024

@@ -261,6 +261,16 @@ def test_a_config_that_ran_elsewhere_takes_its_times_from_there() -> None:
     assert 0.0 < by_config[NARROW] < RULE.unseen, "it was the fastest where it ran"
 
 
+def test_a_point_with_one_time_alone_tells_other_buckets_nothing() -> None:
+    telling = [at_n(n, (2.0 + n % 3, 3.0, 4.0), m=64) for n in (4000, 5000)]
+    alone, asked = at_n(4500, (None, None, 4.0), m=64), recorded.problem(60).replaced(N=4600)
+    without = estimates(table_of(*telling), asked)
+    found = estimates(table_of(*telling, alone), asked)
+    assert (found.ranked, found.weights) == (without.ranked, without.weights)
+    inside = estimates(table_of(*telling, alone), alone.bucket)
+    assert [place for _, place in inside.ranked] == [inside.default_place]
+
+
 def test_far_from_everything_differences_shrink() -> None:
     table = table_of(at_n(4096, (2.0, 3.0, 4.0)))
     spreads = []
