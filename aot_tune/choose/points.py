@@ -658,7 +658,7 @@ def _timed(entry: Entry) -> list[Point]:
 
 
 def _telling(entry: Entry) -> list[Point]:
-    """Return the points of an entry with several times: one alone tells other buckets nothing of differences."""
+    """Return the points of an entry with several times: one alone tells other buckets of no difference."""
     points = entry.points if entry.is_timed() and entry.is_sound() else ()
     return [point for point in points if sum(us is not None for us in point.us) > 1]
 
