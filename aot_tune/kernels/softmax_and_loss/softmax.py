@@ -217,10 +217,8 @@ softmax_tunable = Tunable(
         {"dtype": "float32", "rows": _FEW_ROWS, "cols": (160, 384)},  # Qwen3-Coder 480B, Kimi K2, router
         {"dtype": "bfloat16", "rows": _SCORES, "cols": (197, 729)},  # ViT-B, SigLIP, scores
         {"dtype": "float32", "rows": _SAMPLED, "cols": (49155, 50257)},  # Granite 3, GPT-2, sampling
-        {"dtype": "float32", "rows": _SAMPLED, "cols": 151936},  # Qwen, sampling
         {"dtype": "bfloat16", "rows": (1, 16, 256), "cols": 128256},  # sampling without a cast
-        {"dtype": "bfloat16", "rows": _SAMPLED, "cols": (50257, 151936)},  # GPT-2 and Qwen, without a cast
-        {"dtype": ("bfloat16", "float32"), "rows": _FEW_ROWS, "cols": 64},  # OLMoE and Moonlight, router
+        {"dtype": "bfloat16", "rows": _SAMPLED, "cols": 50257},  # GPT-2, sampling without a cast
     ],
 )
 """Declaration: ``softmax_tunable.launch(x, out, slots)`` takes x and out as (rows, cols), and
