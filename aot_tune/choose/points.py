@@ -555,7 +555,7 @@ class Estimator:
         sources, more = list[Source](), list[float]()
         for place, entry in enumerate(entries):
             if place < self.rule.whole:
-                own = [self._prepared(entry, point) for point in _telling(entry)]
+                own = [self._prepared(entry, point) for point in _timed(entry, _TELLING)]
             else:
                 own = self._sources_near(entry, bucket)
             sources += own
@@ -570,7 +570,8 @@ class Estimator:
             without: Sizes on the Exact axes of buckets that are left out.
         """
         entries = map(self.table.entries.__getitem__, self.buckets.order(bucket).places)
-        telling = (e for e in entries if _telling(e) and not (without and self.exact(e.bucket) in without))
+        timed = (e for e in entries if e.is_timed() and not (without and self.exact(e.bucket) in without))
+        telling = (entry for entry in timed if _timed(entry, _TELLING))
         return [*islice(telling, self.rule.most_near)]
 
     def left_out(self, entry: Entry) -> dict[Problem, float]:
@@ -597,7 +598,7 @@ class Estimator:
         def apart(point: Point) -> float:
             return sum(abs(math.log2(size / (bucket.size(name) or 1))) for name, size in point.size.items())
 
-        nearest = sorted(_telling(entry), key=apart)[: self.rule.of_others]
+        nearest = sorted(_timed(entry, _TELLING), key=apart)[: self.rule.of_others]
         return [self._prepared(entry, point) for point in nearest]
 
     def _prepared(self, entry: Entry, point: Point) -> Source:
@@ -651,17 +652,14 @@ class Estimator:
         return {config: place for place, config in reversed([*enumerate(self.table.portfolio)])}
 
 
-def _timed(entry: Entry) -> list[Point]:
-    """Return the points of an entry with a time; none where it is malformed."""
+def _timed(entry: Entry, least: int = 1) -> list[Point]:
+    """Return the points of an entry with that many times; none where it is malformed."""
     points = entry.points if entry.is_sound() else ()
-    return [point for point in points if any(us is not None for us in point.us)]
+    return [point for point in points if len(point.us) - point.us.count(None) >= least]
 
 
-def _telling(entry: Entry) -> list[Point]:
-    """Return the points of an entry with several times: one alone tells other buckets of no difference."""
-    points = entry.points if entry.is_timed() and entry.is_sound() else ()
-    return [point for point in points if sum(us is not None for us in point.us) > 1]
-
+_TELLING = 2
+"""Fewest times of a point that counts for other buckets: one alone tells of no difference."""
 
 _MOST_KEPT = 1024
 """Most sets of points that are kept; beyond it all are dropped."""

@@ -76,7 +76,6 @@ class Profile:
 
     def measure_serving(self) -> None:
         """Count the parts of first launches, which ``serve/INSIDE.md`` lists, and of imports that follow."""
-        from aot_tune.cubins.archive import Section
         from aot_tune.serve import kernels, loader
         from aot_tune.serve.launch import dispatch
         from aot_tune.serve.search.live import LiveSearch
@@ -87,23 +86,25 @@ class Profile:
             self.measure("arguments", dispatch, name)
         self.measure("look-ups", dispatch, "resolve")
         self.measure("searches", LiveSearch, "winner")
-        for name in ("sections", "find"):
-            self.measure("archives", kernels.Cubins, name)
-        self.measure("decompression", Section, "cubin")
-        self.measure("the driver's consent", kernels, "_refusal")
+        self._measure_cubins()
         self.measure("cuTile and driver", dispatch.Dispatcher, "_fire")
         self.measure("memo", dispatch.Dispatcher, "_remember")
 
     def measure_replay(self) -> None:
         """Count what is ours of a library's first call that is replayed."""
-        from aot_tune.cubins.archive import Section
         from aot_tune.replay.answer import cubins, records, searches
-        from aot_tune.serve import kernels
 
         self.measure("answers", searches, "answer")
         self.measure("tables", records, "read_recorded")
         self.measure("hashes of code", records, "hash_now")
         self.measure("hashes of code", cubins, "recorded_code")
+        self._measure_cubins()
+
+    def _measure_cubins(self) -> None:
+        """Count what is ours of loading a cubin."""
+        from aot_tune.cubins.archive import Section
+        from aot_tune.serve import kernels
+
         for name in ("sections", "find"):
             self.measure("archives", kernels.Cubins, name)
         self.measure("decompression", Section, "cubin")
@@ -178,8 +179,7 @@ def measured(way: str, device: str = "cuda", sizes: dict[str, int] = LLAMA) -> d
         timed("cutile_import", lambda: import_module("cuda.tile"))
         timed("serve_import", profile.measure_serving)
         timed("import", import_kernels)
-        figures |= {f"import: {part}_ms": ms for part, ms in profile.ms.items()}
-        profile.ms.update(dict.fromkeys(profile.ms, 0.0))
+        figures |= {f"import: {part}_ms": ms for part, ms in profile.taken().items()}
 
     import torch
 

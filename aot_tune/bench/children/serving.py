@@ -138,9 +138,9 @@ def first_launches() -> dict[str, Any]:
     profile, figures = Profile(), dict[str, Any]()
     profile.measure_serving()
     for tunable, args in calls:
-        profile.ms.update(dict.fromkeys(profile.ms, 0.0))
+        profile.taken()
         figures[f"{tunable.name}_ms"] = _ms(partial(tunable.launch, *args))
-        figures |= {f"{tunable.name}: {part}_ms": round(ms, 3) for part, ms in profile.ms.items()}
+        figures |= {f"{tunable.name}: {part}_ms": ms for part, ms in profile.taken().items()}
     return figures
 
 

@@ -122,15 +122,12 @@ def tables_found(
         StoreError: A folder cannot be read.
     """
     if only is not None:
-        only = (
-            only if only.name not in ("", "..") else only.resolve()
-        )  # an arch's folder is known by its name
+        if only.name in ("", ".."):
+            only = only.resolve()  # an arch's folder is known by its name
         paths = store.listed(only) or store.listed_in(only)
         chosen = _chosen(paths, kernel, arch)
     else:
-        chosen, paths = _installed_tables(kernel, arch, modules)
-        if libraries and not modules and kernel is None:
-            chosen = [*chosen, *_chosen(listed_recorded([store.libraries_folder()]), kernel, arch)]
+        chosen, paths = _installed_tables(kernel, arch, modules, libraries=libraries and not modules)
     if not chosen:
         wanted = (f"of {kernel} " if kernel else "") + (f"for {arch} " if arch else "")
         where = "there" if only is None else f"in {only}"
@@ -148,13 +145,16 @@ def tables_found(
 
 
 def _installed_tables(
-    kernel: str | None, arch: Arch | None, modules: Sequence[str]
+    kernel: str | None, arch: Arch | None, modules: Sequence[str], *, libraries: bool
 ) -> tuple[list[Path], list[Path]]:
     """Return the chosen tables' files, and the files of all tables that were found."""
     installed, broken = package_folders(modules)
     named = [*named_folders(), *installed]
     paths = [path for folder in dict.fromkeys(named) for path in store.listed(folder)]
-    paths += shipped_for([*modules, *([kernel] if kernel else [])])
+    if libraries:
+        paths += listed_recorded([store.libraries_folder()])
+    else:
+        paths += shipped_for([*modules, *([kernel] if kernel else [])])
     chosen = _chosen(paths, kernel, arch)
     if chosen:
         warn_of(broken)

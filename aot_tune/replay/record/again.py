@@ -51,8 +51,8 @@ class Again:
 def again(
     key: str,
     path: Path,
-    kernel: str,
     entry: RecordedEntry,
+    kernel: str,
     first_text: str,
     times: Mapping[str, Measurement],
     failed: str,
@@ -62,8 +62,8 @@ def again(
     Args:
         key: The hash of the search.
         path: The table's file.
-        kernel: The kernel's module and name.
         entry: The recorded winner.
+        kernel: The kernel's module and name.
         first_text: Spelling of the library's first config.
         times: Times of all right configs, by spelling.
         failed: Why the recorded winner has no time, where it has none.

@@ -235,7 +235,8 @@ class Recorder:
         begun: Callable[[], None] = lambda: None,
         against: Sequence[Path] = (),
     ) -> None:
-        self._run, self._begun, self._against = run, begun, against
+        self._run, self._begun = run, begun
+        self._against, self._read_against = against, cache(read_recorded)
         self._out = out.absolute() if out is not None else None
         self._package = package
         self._journals = journals.absolute()
@@ -439,28 +440,18 @@ class Recorder:
         for path in self._against:
             if path.name != task.path.name:
                 continue
-            table = read_recorded(path)
-            reason = right_place_of(path, table) and f"it belongs in {right_place_of(path, table)}"
-            reason = reason or misfit(
-                table, task.kernel, task.device.arch, task.digest, any_version=is_shipped(path)
-            )
+            table = self._read_against(path)
             of_space = table.by_space.get(task.space, ())
             same = next((e for e in of_space if e.problem == task.known.problem and e.text in texts), None)
+            reason = _why_not_compared(path, table, task)
             if reason is None and same is not None:
                 at = texts.index(same.text)
                 failed = results.wrong.get(at) or results.failures.get(at, (None, "it was not timed"))[1]
                 times = {texts[place]: time for place, time in results.times.items()}
-                name = name_of(table.module, table.kernel)
-                judged = again(task.key, path, name, same, texts[0], times, failed)
+                judged = again(task.key, path, same, task.site.kernel, texts[0], times, failed)
                 task.site.again.append(dataclasses.asdict(judged))
                 return
-            counts = {e.problem.sm_count for e in of_space}
-            reasons.append(
-                reason
-                or ("" if of_space else "its search space is another")
-                or ("" if task.known.problem.sm_count in counts else "it is of GPUs of another size")
-                or "the problem is not in it"
-            )
+            reasons.append(reason or "the problem is not in it")
         for reason in reasons or ["there is none"]:
             task.site.remarks[f"{_NOT_COMPARED}: {reason}"] = None
 
@@ -651,6 +642,19 @@ def _library(top: str) -> Library:
         return Library(name="", version="")
     name = names.pop()
     return Library(name=name, version=metadata.version(name))
+
+
+def _why_not_compared(path: Path, table: RecordedTable, task: _Task) -> str | None:
+    """Return why no entry of a table can answer a search; None where one may."""
+    if (right := right_place_of(path, table)) is not None:
+        return f"it belongs in {right}"
+    reason = misfit(table, task.kernel, task.device.arch, task.digest, any_version=is_shipped(path))
+    of_space = table.by_space.get(task.space, ())
+    if reason is None and not of_space:
+        return "its search space is another"
+    if reason is None and all(entry.problem.sm_count != task.device.sm_count for entry in of_space):
+        return "it is of GPUs of another size"
+    return reason
 
 
 def _built_with(kernel: _Kernel) -> BuiltWith:

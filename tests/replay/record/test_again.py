@@ -27,7 +27,7 @@ def _judged(first: float | None, mine: float | None, other: float | None = 60.0)
         if time is not None
     }
     path = Path("sm90/mylib.ops.scale.json")
-    return again("ab", path, "mylib.ops.scale", ENTRY, TEXTS[0], times, "" if mine else "half of it is NaN")
+    return again("ab", path, ENTRY, "mylib.ops.scale", TEXTS[0], times, "" if mine else "half of it is NaN")
 
 
 def test_a_winner_that_holds() -> None:

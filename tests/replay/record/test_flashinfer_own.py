@@ -25,8 +25,10 @@ THEIRS = os.path.abspath(named) if (named := os.environ.get("FLASHINFER_TESTS"))
 
 pytestmark = [
     pytest.mark.gpu,
-    pytest.mark.skipif(not THEIRS, reason="FLASHINFER_TESTS names no checkout's tests"),
-    pytest.mark.skipif(not (fetched.FOLDER / "flashinfer").is_dir(), reason="FlashInfer is not fetched"),
+    pytest.mark.skipif(
+        not (THEIRS and (fetched.FOLDER / "flashinfer").is_dir()),
+        reason="FLASHINFER_TESTS names no checkout's tests, or `make flashinfer` has fetched nothing",
+    ),
 ]
 
 _ROPE = "attention/test_rope.py::test_generalized_rope_quantize[cutile-False-quant_dtype0-input_dtype1"

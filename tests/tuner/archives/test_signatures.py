@@ -216,7 +216,8 @@ def test_a_cache_may_have_any_number_of_pages(more: int) -> None:
 def test_a_block_table_may_have_any_width(fewer: int) -> None:
     for declared in attention_decode_tunable.typical_problems[::3]:
         context = declared.size("context") - fewer
-        if not declared["windowed"] and context > 0 and edge(context) == declared["context"]:
+        # Below 512 keys fewer than a bucket has another default, of which these shapes declare none.
+        if not declared["windowed"] and context > 0 and (context > 256 or declared.size("context") < 512):
             for batch in (declared.size("batch"), declared.size("batch") - fewer % 16):
                 if edge(batch) == declared["batch"] and batch > 0:
                     problem = declared.replaced(batch=batch, context=context)
