@@ -19,6 +19,7 @@ import torch
 
 from aot_tune import environment
 from aot_tune.choose.choice import Choice
+from aot_tune.choose.legality import Legality
 from aot_tune.cubins import archive
 from aot_tune.cubins.archive import FILE_NAME, CubinKey, Hints
 from aot_tune.cubins.origin import declared_code
@@ -29,14 +30,17 @@ from aot_tune.kernels import rms_norm_tunable
 from aot_tune.nvidia import cutile
 from aot_tune.serve import kernels as serving
 from aot_tune.serve.kernels import declared_cubins
+from aot_tune.serve.launch import dispatch
 from aot_tune.serve.launch.dispatch import Dispatcher, dispatcher_of
 from aot_tune.tunable import Tunable
 from aot_tune.values.arch import Arch
+from aot_tune.values.config import Config
 from tests.support import driver as fake_driver
-from tests.support.samples import DEFAULT, SM90, SPACE, scale
+from tests.support.samples import DEFAULT, SM90, SPACE, scale, scale_table, write
 
 SM100 = Arch.parse("sm100")
 HINTS: Hints = tuple(DEFAULT.hints.items())
+AT_64, AT_256 = scale_table().portfolio
 RAGGED, ALIGNED, UNIT = (
     cutile.signature_of(
         scale.kernel, (tensor := torch.empty(rows, 64, dtype=torch.bfloat16, device="meta"), tensor, 16, 64)
@@ -497,12 +501,12 @@ def test_a_layout_without_a_cubin_of_the_tuned_config_runs_the_defaults_weakest(
     path.write_bytes(pack(SM90, [kernel]))
     with_compiler(monkeypatch, False)
     here = dataclasses.replace(scale, tables=tmp_path / "tables", default=scale.default)
-    monkeypatch.setattr(
-        "aot_tune.serve.launch.dispatch.resolve",
-        lambda *args, given=None, **named: Choice(
-            config=given or tuned, source="own", why=lambda: "scripted"
-        ),
-    )
+
+    def resolve(problem: object, index: object, legality: Legality, *args: object, **named: object) -> Choice:
+        lacks = legality.unfit is not None and legality.unfit(tuned) is not None
+        return Choice(config=DEFAULT if lacks else tuned, source="own", why=lambda: "scripted")
+
+    monkeypatch.setattr("aot_tune.serve.launch.dispatch.resolve", resolve)
     even = fake_driver.FakeTensor((64, 64), torch.bfloat16)
     if differs_in == "strides":
         ragged = fake_driver.FakeTensor((64, 64), torch.bfloat16, strides=(65, 1))
@@ -516,7 +520,7 @@ def test_a_layout_without_a_cubin_of_the_tuned_config_runs_the_defaults_weakest(
     with warnings.catch_warnings(record=True) as told:
         warnings.simplefilter("always")
         here.launch(ragged, ragged)  # the memo knows the shape but not the strides
-    assert sum("the default runs" in str(one.message) for one in told) == 1
+    assert sum(f"{DEFAULT} runs" in str(one.message) for one in told) == 1
     here.launch(even, even)  # whose key tells strides from here on
     assert len(slow) == 3
     driver.capturing = True
@@ -529,3 +533,32 @@ def test_a_layout_without_a_cubin_of_the_tuned_config_runs_the_defaults_weakest(
     tuned_grid, default_grid = grids[:2]
     assert grids == [tuned_grid, default_grid, tuned_grid, *(tuned_grid, default_grid) * 2]
     assert tuned_grid != default_grid
+
+
+@pytest.mark.parametrize(("rows", "chosen"), [(64, AT_64), (1, DEFAULT)])
+def test_without_a_compiler_the_best_config_that_has_a_cubin_runs(
+    rows: int, chosen: Config, driver: fake_driver.Driver, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A default that depends on the size has no cubin far from all declared sizes, not even the weakest."""
+    write(tmp_path, scale_table())
+    here = dataclasses.replace(scale, tables=tmp_path)
+    with_compiler(monkeypatch, False)
+    array = fake_driver.FakeTensor((rows, 1024), torch.bfloat16)
+    assert here.config_for(array, array) == chosen
+    with pytest.raises(CompilerMissingError, match=r"aot-tune compile.*pip install"):
+        here.launch(array, array)
+    args = (array, array, AT_256["tile_m"], AT_256["tile_n"])
+    held = {(tuple(AT_256.hints.items()), cutile.signature_of(scale.kernel, args)): b"exact"}
+    kernel = KernelCubins(
+        kernel="scale", symbol="_scale_kernel", origin=origin_of(declared_code(scale), "13.4.92"), cubins=held
+    )
+    (tmp_path / str(SM90) / FILE_NAME).write_bytes(pack(SM90, [kernel]))
+    here = dataclasses.replace(here)
+    with pytest.warns(CubinWarning, match=f"there is no cubin of {chosen} .*; {AT_256} runs: make") as told:
+        here.launch(array, array)
+    assert len(told) == 1
+    monkeypatch.setattr(dispatch, "follow_problem", lambda *args: pytest.fail("the slow path was taken"))
+    here.launch(array, array)
+    assert [launch.grid for launch in driver.launches] == [
+        (-(-rows // AT_256["tile_m"]), 1024 // AT_256["tile_n"], 1)
+    ] * 2

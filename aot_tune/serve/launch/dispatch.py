@@ -5,10 +5,10 @@
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from functools import partial
-from itertools import islice
 from types import MethodType
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -146,7 +146,7 @@ class Dispatcher:
         self._pattern: CallPattern | None = None
         self._memo: dict[Any, tuple[Any, ...] | UnrankedRow] = {}
         self._plans: dict[tuple[int, Problem, Config | None], LaunchPlan] = {}
-        self._uncompiled: dict[tuple[int, Problem], LaunchPlan] = {}
+        self._uncompiled: dict[tuple[int, Problem, str], LaunchPlan] = {}
         self._keys_hold_layouts = False
         self._indexes: dict[Arch, Index] = {} if of is None else of._indexes
         self._machines: dict[int, Machine] = {} if of is None else of._machines
@@ -408,37 +408,61 @@ class Dispatcher:
         try:
             self._fire(device_index, (followed.problem, plan), args, kernel_args, here)
         except CompilerMissingError:
-            default = self._tunable.default_config(device.arch, followed.problem)
-            if config is not None or plan.choice.config == default or self._keeps_one():
+            if config is not None or self._keeps_one():
                 raise
-            plan = self._without_code(device_index, followed.problem, plan, default)
+            chosen, plan = plan, self._with_code(device_index, followed.problem, plan, args)
+            if plan is chosen:
+                raise
             kernel_args, passed = self._follow_args(plan, args, followed, device)
             self._fire(device_index, (followed.problem, plan), args, kernel_args, here)
         if followed.reads is not None:
             self._remember(device_index, args, (followed, passed), plan, here, config)
 
-    def _without_code(
-        self, device_index: int, problem: Problem, plan: LaunchPlan, default: Config
+    def _with_code(
+        self, device_index: int, problem: Problem, plan: LaunchPlan, args: tuple[Any, ...]
     ) -> LaunchPlan:
         """Return the plan of calls for whose layout the chosen config has neither a cubin nor a compiler.
 
-        It runs the default, which alone has a cubin for every layout. From then on keys hold layouts, so that
+        It runs the best config that has a cubin for the layout, else the default, whose weakest cubin serves
+        every layout; `plan` itself where neither has any. From then on keys hold layouts, so that
         other layouts keep the chosen config.
         """
+        tunable, machine = self._tunable, self._machines[device_index]
+        device, args_fn = machine.device, tunable.args_fn_on(machine.device)
+        default = tunable.default_config(device.arch, problem)
+        portfolios = (table.portfolio for table in machine.index.tables.values())
+        compiled = {default, *itertools.chain.from_iterable(portfolios)}
+
+        def signature(config: Config) -> str:
+            return cutile.signature_of(tunable.kernel_of(config), args_fn(config, *args))
+
+        def has(config: Config, signature: str) -> bool:
+            return self.kernels.cubins.has(tuple(config.hints.items()), signature, device.arch)
+
+        def without_code(config: Config) -> str | None:
+            if config in compiled and has(config, signature(config)):
+                return unfit(tunable, config, device, problem)
+            return "it has no cubin"
+
         self._keys_hold_layouts = True
-        fallback = self._uncompiled.get((device_index, problem))
+        key = (device_index, problem, signature(plan.choice.config))
+        fallback = self._uncompiled.get(key)
         if fallback is None:
-            device = self._machines[device_index].device
-            missing = f"there is no cubin of {plan.choice.config} for such arguments, and no compiler here"
-            choice = replace(plan.choice, config=default, why=lambda: missing, entry=None)
+            try:
+                config = self.choice(device.arch, problem, unfit=without_code, device=device).config
+            except LaunchError:  # no config has one
+                weakest = cutile.weakest_signature(tunable.kernel_of(default), signature(default))
+                config = default if has(default, weakest) else plan.choice.config
+            if config == plan.choice.config:
+                return plan
+            why = f"there is no cubin of {plan.choice.config} for such arguments, and no compiler here"
+            choice = replace(plan.choice, config=config, why=lambda: why, entry=None)
             fallback = LaunchPlan(
-                choice=choice,
-                grid=self.grid(device, default, problem),
-                kernel=self.kernels.of(default),
+                choice=choice, grid=self.grid(device, config, problem), kernel=self.kernels.of(config)
             )
             self._messages.uncompiled(device.arch, problem, choice)
             with SLOW_PATH.lock:
-                _put(self._uncompiled, (device_index, problem), fallback)
+                _put(self._uncompiled, key, fallback)
         return fallback
 
     def prepare(self, device_index: int, args: tuple[Any, ...], here: Runtime) -> LaunchPlan:
@@ -622,6 +646,6 @@ def _call(bound: Callable[..., tuple[Any, ...]], *args: Any) -> tuple[Any, ...]:
 def _put(memo: dict[Any, Any], key: Any, value: Any) -> None:
     """Add to a bounded memo; a full memo first drops its older half, so that other additions stay cheap."""
     if len(memo) >= _MOST_PLANS:
-        for old in list(islice(memo, _MOST_PLANS // 2)):
+        for old in list(itertools.islice(memo, _MOST_PLANS // 2)):
             memo.pop(old, None)
     memo[key] = value

@@ -70,13 +70,13 @@ class Messages:
         note({"kernel": self._tunable.name, "arch": str(arch), "problem": dict(problem)})
 
     def uncompiled(self, arch: Arch, problem: Problem, choice: Choice) -> None:
-        """Warn once that the default runs because the choice has no code; print it for AOT_TUNE_LOG."""
+        """Warn once that another config runs because the choice has no code; print it for AOT_TUNE_LOG."""
         self._print(arch, problem, choice)
         if not self._uncompiled:
             self._uncompiled = True
             warn(
-                f"{self._tunable.name} {problem} on {arch}: {choice.reason}; the default runs, "
-                f"{choice.config}: make the cubins with these tables, aot-tune compile --arch {arch}"
+                f"{self._tunable.name} {problem} on {arch}: {choice.reason}; {choice.config} "
+                f"runs: make the cubins with these tables, aot-tune compile --arch {arch}"
                 f"{self._tunable.module_option}, or pass contiguous tensors",
                 CubinWarning,
             )
