@@ -17,7 +17,7 @@ import typer
 from aot_tune.bench import words
 from aot_tune.bench.gpu import shipped
 from aot_tune.choose.left_out import Case, Equations, LeaveOut, Left, fitted
-from aot_tune.choose.nearest import NEAR_DOUBLINGS, distance
+from aot_tune.choose.nearest import distance
 from aot_tune.choose.points import NO_SLOPES, RULE, Exact, Rule
 from aot_tune.declare.selection import chosen_arch
 from aot_tune.tables.store import package_folder, read_table, table_path
@@ -83,7 +83,7 @@ def way(table: Table, bucket: Problem) -> Way | None:
     axes, classes = table.axes, classes_of(table.axes, bucket)
     exact = [name for name, axis in axes.items() if not isinstance(axis, Pow2)]
     apart = [
-        distance([*map(bucket.size, axes)], [*map(other.size, axes)], NEAR_DOUBLINGS)
+        distance([*map(bucket.size, axes)], [*map(other.size, axes)], 1.0)
         for other in (entry.bucket for entry in table.entries)
         if classes_of(axes, other) == classes and any(other[name] != bucket[name] for name in exact)
     ]

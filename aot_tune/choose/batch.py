@@ -160,7 +160,7 @@ class BatchInvariant:
         1. the tables' buckets with equal other sizes, of any batch: the config with the least worst regret
            over them, of the configs that may run at every size and that the declaration's `invariant` does
            not refuse
-        2. as 1, for the buckets whose other sizes are nearest, at most one doubling away on each axis
+        2. as 1, for the buckets whose other sizes are nearest, at most two doublings away on each axis
         3. a miss, where there are no such buckets: as 1, for the nearest buckets at any distance, unless
            `options.on_miss` is ``default``
         4. the default of the largest batch whose default may run at every size

@@ -39,6 +39,7 @@ class Index:
 
     def __init__(self, axes: Axes, tiles: Tiles | None, tables: Mapping[Path, Table]) -> None:
         self.tables = dict(tables)
+        self._read = dict(tables)
         self._axes = axes
         self._tiles = tiles
         self._pow2 = tuple(name for name, axis in axes.items() if isinstance(axis, Pow2))
@@ -69,8 +70,8 @@ class Index:
     def _leave_malformed_out(self) -> None:
         """Read all entries and leave out the malformed ones, of which one was asked for.
 
-        All at once, so that a file of them takes bounded time. Estimators keep their tables: whether a
-        malformed entry was asked for before may not influence a choice.
+        All at once, so that a file of them takes bounded time. Estimators have the tables as they were read:
+        whether a malformed entry was asked for before may not influence a choice.
         """
         for path, table in self.tables.items():
             self.tables[path] = replace(table, entries=tuple(e for e in table.entries if e.is_sound()))
@@ -118,7 +119,9 @@ class Index:
         """
         estimator = self._estimators.get(match.path)
         if estimator is None:
+            table = self._read[match.path]
+            buckets = self._buckets_of(match.path) if self.tables[match.path] is table else None
             estimator = self._estimators[match.path] = Estimator(
-                match.table, self._tiles, default_at, buckets=self._buckets_of(match.path)
+                table, self._tiles, default_at, buckets=buckets
             )
         return estimator

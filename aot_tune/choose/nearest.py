@@ -6,7 +6,7 @@ distance. `Buckets.nearest` gives one of equal classes, at most `within` doublin
 with the least distance; of equally near ones the larger, by the sizes in the order of the axes, then the
 earlier.
 
-Replays share the distance and the reach (`distance`, `NEAR_DOUBLINGS`) and break ties by a rule of their own:
+Replays share the distance (`distance`) and break ties by a rule of their own:
 `_rank` in `aot_tune.replay.answer.records`.
 """
 
@@ -24,8 +24,9 @@ from aot_tune.values.bucket import Axes, Pow2
 from aot_tune.values.lazy import lazy
 from aot_tune.values.problem import Problem, Value
 
-NEAR_DOUBLINGS = 1.0
-"""Most doublings on each axis within which a bucket is near; a farther bucket serves only a miss."""
+NEAR_DOUBLINGS = 2.0
+"""Most doublings on each axis within which a bucket is near; a farther bucket serves only a miss. On the tables
+of sm90, choices two doublings away from every other bucket leave no more than those at one."""
 
 Sizes = tuple[int, ...]
 """Sizes of a bucket on each axis, in the declaration's order. A size of 0 counts as 1."""

@@ -53,7 +53,7 @@ def resolve(
        decides all following steps; or the default when AOT_TUNE_CONFIG=default
     2. the problem's own bucket: the shipped tables, by the rule between measured sizes
        (`aot_tune.choose.points`), then `remembered`
-    3. the nearest bucket with the same classes, at most one doubling away on each axis
+    3. the nearest bucket with the same classes, at most two doublings away on each axis
     4. a miss, which `on_miss` decides: ``search``, and where no search is made ``nearest``, the nearest
        bucket at any distance; ``default`` leaves this step out; ``error`` raises
     5. the default
@@ -140,7 +140,7 @@ def resolve(
     winner = searched(far) if options.on_miss == "search" else None
     if winner is not None and allowed(winner):
         return Choice(config=winner, source="searched", why=lambda: "the winner of a live search")
-    if choice := from_table(far, "far", "no bucket within one doubling; the nearest is"):
+    if choice := from_table(far, "far", "no bucket within two doublings; the nearest is"):
         return choice
     if far is not None:
         missing = "no entry of these dtypes has a config that may run for it"

@@ -23,8 +23,9 @@ from aot_tune.choose import nearest
 from aot_tune.replay.problem import Argument, Array, Fixed, Items, Problem, Whole
 from aot_tune.values.bucket import edge
 
-NEAR = int(nearest.NEAR_DOUBLINGS)
-"""Most doublings between two near problems' buckets of one dimension."""
+NEAR = 1
+"""Most doublings between two near problems' buckets of one dimension: a recorded winner has no times that tell
+how others change with the size."""
 
 LEAST_SIZE = 16
 """Least whole number that counts as a size where it follows no tensor's."""

@@ -1239,12 +1239,12 @@ def test_a_miss_of_config_for_is_one_as_a_launch_s(
     assert list(tmp_path.glob("missed.*")) == []
     if mode == "error":
         with pytest.raises(MissError, match="aot-tune tune"):
-            tuned.config_for(*tensors(64, 4096))
+            tuned.config_for(*tensors(64, 8192))
     else:
-        tuned.config_for(*tensors(64, 4096))
+        tuned.config_for(*tensors(64, 8192))
     (path,) = tmp_path.glob("missed.*")
     assert len(path.read_text().splitlines()) == 1
-    assert dispatcher_of(tuned).choice(SM90, tuned.problem_of(*tensors(64, 4096))).missed
+    assert dispatcher_of(tuned).choice(SM90, tuned.problem_of(*tensors(64, 8192))).missed
 
 
 @pytest.mark.parametrize("count", [0, 1, 3])

@@ -207,20 +207,20 @@ def test_of_many_prebuilt_configs_the_most_promising_are_timed_in_less_than_a_te
     legal = [c for c in SPACE if c != DEFAULT and not (c["tile_m"] == 64 and c["tile_n"] == 128)]
     portfolio = (*table.portfolio, *(c for c in legal if c not in table.portfolio))[:16]
     columns = len(portfolio) + 1
-    # All take 900 us, and the later in the portfolio the less.
-    us = tuple(900.0 - place for place in range(columns))
+    # All take 450 us, and the later in the portfolio the less.
+    us = tuple(450.0 - place for place in range(columns))
     entries = tuple(
-        dataclasses.replace(e, mean_us=900.0, points=(Point(size={"M": e.bucket.size("M")}, us=us),))
+        dataclasses.replace(e, mean_us=450.0, points=(Point(size={"M": e.bucket.size("M")}, us=us),))
         for e in table.entries
     )
     write(tmp_path, dataclasses.replace(table, portfolio=portfolio, entries=entries))
-    driver.elapsed_ms = lambda symbol: 0.9
+    driver.elapsed_ms = lambda symbol: 0.45
     monkeypatch.setattr(HintedKernels, "is_ready", lambda *args: True)
-    dataclasses.replace(scale, tables=tmp_path).launch(*tensors(600))
+    dataclasses.replace(scale, tables=tmp_path).launch(*tensors(1200))
     [configs] = searched
     assert 2 <= len(configs) < 8
     assert configs == [c for c in (*portfolio, DEFAULT) if c in configs]
-    assert timing_estimate_s([900.0 * 600 / 256] * len(configs)) < 0.2
+    assert timing_estimate_s([450.0 * 1200 / 256] * len(configs)) < 0.2
     assert portfolio[-1] in configs
 
 
