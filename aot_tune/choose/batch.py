@@ -150,7 +150,7 @@ class BatchInvariant:
         self._arch = legality.arch
         self._index = index
         self._legality = legality
-        self._groups: dict[Problem, tuple[Match, ...]] | None = None
+        self._kept_groups: tuple[Mapping[Problem, tuple[Match, ...]], Buckets] | None = None
         self._kept: dict[tuple[Problem, bool, OnMiss], Choice] = {}
         self._axes = " and ".join(tunable.batch_axes)
 
@@ -190,8 +190,8 @@ class BatchInvariant:
 
     def ranking(self, problem: Problem) -> tuple[Ranked, ...]:
         """Rank the configs of the nearest buckets' tables by their regret over all sizes of the batch."""
-        group = self._group(without_batch(self._tunable, bucket_of(self._tunable.axes, problem)), math.inf)
-        return self._ranked(self._matches(group))
+        wanted = without_batch(self._tunable, bucket_of(self._tunable.axes, problem))
+        return self._ranked(self._group(wanted, math.inf)[1])
 
     def refusal(self, config: Config, problem: Problem) -> str | None:
         """Return why a config cannot serve a problem at every size of its batch; None where it can."""
@@ -205,7 +205,7 @@ class BatchInvariant:
         def refusal(config: Config, at: Problem) -> str | None:
             return self._refused(config, at) or (unfit(config) if unfit is not None else None)
 
-        tuned = self._group(without_batch(self._tunable, bucket), NEAR_DOUBLINGS) is not None
+        tuned = bool(self._group(without_batch(self._tunable, bucket), NEAR_DOUBLINGS)[1])
         if not asked_default:
             if choice := self._of_tables(bucket, NEAR_DOUBLINGS, "invariant", refusal):
                 return choice
@@ -238,8 +238,7 @@ class BatchInvariant:
 
     def _of_tables(self, bucket: Problem, within: float, source: Source, refusal: Refusal) -> Choice | None:
         wanted = without_batch(self._tunable, bucket)
-        group = self._group(wanted, within)
-        matches = self._matches(group)
+        group, matches = self._group(wanted, within)
         for result in self._ranked(matches):
             if refused_somewhere(self._tunable, bucket, result.config, refusal) is None:
                 why = partial(self._reason, result, matches[0], group, wanted)
@@ -267,33 +266,32 @@ class BatchInvariant:
         entries = ((match.entry, match.table) for match in matches)
         return ranked(self._tunable, self._arch, entries)
 
-    def _matches(self, group: Problem | None) -> tuple[Match, ...]:
-        matches = () if group is None else self._by_group()[group]
-        return tuple(match for match in matches if match.entry.is_sound())
-
-    def _group(self, wanted: Problem, within: float) -> Problem | None:
-        groups = self._by_group()
+    def _group(self, wanted: Problem, within: float) -> tuple[Problem | None, tuple[Match, ...]]:
+        """Return the nearest group and its entries, of which none is malformed."""
+        groups, buckets = self._groups()
         if wanted in groups:
-            return wanted
-        near = self._buckets.nearest(wanted, within)
-        return None if near is None else [*groups][near[-1]]
+            group = wanted
+        elif near := buckets.nearest(wanted, within):
+            group = [*groups][near[-1]]
+        else:
+            return None, ()
+        if all(match.entry.is_sound() for match in groups[group]):
+            return group, groups[group]
+        self._index.leave_malformed_out()
+        self._kept_groups = None
+        return self._group(wanted, within)
 
-    @lazy
-    def _buckets(self) -> Buckets:
-        """Buckets of the groups."""
-        tunable = self._tunable
-        axes = {name: axis for name, axis in tunable.axes.items() if name not in tunable.batch_axes}
-        return Buckets(axes, [*self._by_group()])
-
-    def _by_group(self) -> dict[Problem, tuple[Match, ...]]:
-        """Group the entries of all tables by their buckets without the batch."""
-        groups = self._groups
-        if groups is None:
-            lists: dict[Problem, list[Match]] = {}
+    def _groups(self) -> tuple[Mapping[Problem, tuple[Match, ...]], Buckets]:
+        """Group the entries of all tables by their buckets without the batch; and these buckets."""
+        kept = self._kept_groups
+        if kept is None:
+            tunable, groups = self._tunable, dict[Problem, tuple[Match, ...]]()
             for match in self._index.matches():
-                lists.setdefault(without_batch(self._tunable, match.entry.bucket), []).append(match)
-            groups = self._groups = {group: tuple(matches) for group, matches in lists.items()}
-        return groups
+                group = without_batch(tunable, match.entry.bucket)
+                groups[group] = (*groups.get(group, ()), match)
+            axes = {name: axis for name, axis in tunable.axes.items() if name not in tunable.batch_axes}
+            kept = self._kept_groups = groups, Buckets(axes, [*groups])
+        return kept
 
     def _reason(self, result: Ranked, match: Match, group: Problem | None, wanted: Problem) -> str:
         worst = ",".join(f"{name}={size}" for name, size in result.worst_at.items())

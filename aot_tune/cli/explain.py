@@ -10,6 +10,7 @@ import warnings
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from operator import sub
 
 from aot_tune import environment
 from aot_tune.choose.batch import Ranked
@@ -50,13 +51,13 @@ class Compared:
     """Expected time / the fastest config's."""
 
     near: float
-    """Factor: its mean time / the fastest config's, at the points."""
+    """Factor of the ratio: its mean time at the points."""
 
     counts: float
-    """Factor: what other waves and tiles than at the points change."""
+    """Factor of the ratio: what other waves and tiles than at the points change."""
 
     unseen: float
-    """Factor for points at which it has no time."""
+    """Factor of the ratio: the charge for points at which it has no time."""
 
     tiles: int | None
     """Number of its tiles; None where the kernel declares no tiles."""
@@ -125,7 +126,7 @@ class Explanation:
     """Expected times of the portfolio and the defaults, fastest first; empty without a table."""
 
     at_edge: tuple[AtEdge, ...]
-    """Table's times at the bucket's edge; empty where it has the times of one state only."""
+    """Table's times at the edge of the problem's own bucket; empty where they are of one state only."""
 
     every_batch: tuple[ServingAll, ...]
     """Regrets of configs that serve every batch, best first; empty without batch invariance."""
@@ -178,7 +179,7 @@ def explain(tunable: Declaration, arch: Arch, problem: Problem, *, option: str |
         if estimates is not None and any(estimates.points.slopes)
         else (),
         compared=compared,
-        at_edge=_at_edge(index, choice, tunable.default_config(arch, problem)),
+        at_edge=_at_edge(tunable, arch, problem, index) if choice.source == "own" else (),
         every_batch=_every_batch(tunable, arch, problem),
         remarks=remarks,
         mistakes=tuple(mistakes_on(tunable, arch, problem)),
@@ -211,7 +212,8 @@ def overview_lines(answers: Sequence[Explanation]) -> list[str]:
 
 
 def explanation_lines(answer: Explanation) -> list[str]:
-    """Return the explanation as text."""
+    """Return the explanation as text. Rows name what differs between the configs; a heading has the rest."""
+    shared, named = _named([row.config for row in answer.compared])
     is_unseen = any(row.unseen != 1 for row in answer.compared)
     rows = [
         (
@@ -223,13 +225,14 @@ def explanation_lines(answer: Explanation) -> list[str]:
             f"* unseen x{row.unseen:.3f}" if is_unseen else "",
             "" if row.tiles is None else counted(row.tiles, "tile"),
             "" if row.waves is None else counted(row.waves, "wave"),
-            f"{row.config}" + (" (default)" if row.config == answer.default else ""),
+            name + (" (default)" if row.config == answer.default else ""),
             f"refused: {row.refusal}" if row.refusal else "",
         )
-        for row in answer.compared
+        for row, name in zip(answer.compared, named, strict=True)
     ]
     heading = (
         "  expected times of the portfolio and the default"
+        + shared
         + (", as in its worst state" if answer.at_edge else "")
         + ("" if answer.basis in answer.reason else f", estimated from {answer.basis}")
         + ":"
@@ -245,6 +248,14 @@ def explanation_lines(answer: Explanation) -> list[str]:
         *(f"  remark: {remark}" for remark in answer.remarks),
         *(f"  the declaration is wrong: {text}" for text in answer.mistakes),
     ]
+
+
+def _named(configs: Sequence[Config]) -> tuple[str, list[str]]:
+    """Return what all configs have in common, in words, and of each config the rest."""
+    values = [str(config).split() for config in configs]
+    common = [value for value in values[0] if all(value in own for own in values)] if len(values) > 1 else []
+    rest = [" ".join(value for value in own if value not in common) for own in values]
+    return (f", all with {' '.join(common)}" if common else ""), rest
 
 
 def _slopes_lines(slopes: Sequence[float]) -> list[str]:
@@ -269,16 +280,21 @@ def _compared(
     estimates = estimator.estimates(problem, default_at(problem), points)
     sm_count, tiles = chosen.table.built_with.sm_count, tunable.tiles
 
+    def parts(slowdown: float, place: int) -> tuple[float, float, float]:
+        near, unseen = estimates.parts(place)
+        return near, slowdown - near - unseen, unseen
+
     def row(slowdown: float, place: int) -> Compared:
-        config, (near, unseen) = estimates.configs[place], estimates.parts(place)
+        config, fastest = estimates.configs[place], estimates.ranked[0]
+        factors = [*map(math.exp, map(sub, parts(slowdown, place), parts(*fastest)))]
         number = tiles(config, problem) if tiles else None
         return Compared(
             config=config,
             us=round(estimates.us(slowdown), 3) if own else None,
-            ratio=round(math.exp(slowdown - estimates.ranked[0][0]), 4),
-            near=round(math.exp(near), 4),
-            counts=round(math.exp(slowdown - near - unseen), 4),
-            unseen=round(math.exp(unseen), 4),
+            ratio=round(math.exp(slowdown - fastest[0]), 4),
+            near=round(factors[0], 4),
+            counts=round(factors[1], 4),
+            unseen=round(factors[2], 4),
             tiles=number,
             waves=None if number is None else waves(number, config, sm_count),
             refusal=legality.refusal(config, problem),
@@ -287,13 +303,13 @@ def _compared(
     return estimates, tuple(row(*estimate) for estimate in estimates.ranked)
 
 
-def _at_edge(index: Index, choice: Choice, default: Config) -> tuple[AtEdge, ...]:
-    match = index.own(choice.entry.bucket) if choice.entry is not None else None
+def _at_edge(tunable: Declaration, arch: Arch, problem: Problem, index: Index) -> tuple[AtEdge, ...]:
+    match = index.own(problem)
     if match is None or not match.entry.points or not match.entry.points[-1].states:
         return ()
     point = match.entry.points[-1]
     times = {first_state(point.states): point.us, **point.states}
-    configs = (*match.table.portfolio, default)
+    configs = (*match.table.portfolio, tunable.default_config(arch, match.entry.bucket))
     return tuple(
         AtEdge(config=config, us={name: us[configs.index(config)] for name, us in times.items()})
         for config in dict.fromkeys(configs)
@@ -306,16 +322,17 @@ def _edge_lines(answer: Explanation) -> list[str]:
     if not answer.at_edge:
         return []
     states = list(answer.at_edge[0].us)
+    shared, named = _named([row.config for row in answer.at_edge])
     rows = [
         (
             "  *" if row.config == answer.config else "   ",
             *("-" if us is None else f"{us:.2f}" for us in row.us.values()),
-            f"{row.config}" + (" (default)" if row.config == answer.default else ""),
+            name + (" (default)" if row.config == answer.default else ""),
         )
-        for row in answer.at_edge
+        for row, name in zip(answer.at_edge, named, strict=True)
     ]
     return [
-        "  times at the bucket's edge in each state of the GPU, us:",
+        f"  times at the bucket's edge in each state of the GPU, us{shared}:",
         *aligned([("   ", *states, ""), *rows]),
     ]
 

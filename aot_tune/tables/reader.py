@@ -409,12 +409,13 @@ class UnreadEntry(Entry):
         return cause
 
     def _read(self) -> dict[str, Any]:
-        """Read all values, once; threads that read at the same time read the same."""
+        """Read all values, once; of threads that read at the same time all take the values of one."""
         values = self.__dict__
         figures = values.get("_figures")
         if figures is not None:
-            read = _NO_FIGURES | figures()
-            values.update(read, _figures=None)
+            for name, value in (_NO_FIGURES | figures()).items():
+                values.setdefault(name, value)
+            values["_figures"] = None
         return values
 
     def is_sound(self) -> bool:

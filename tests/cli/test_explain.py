@@ -24,6 +24,7 @@ from tests.support.samples import (
     with_entry,
     write,
 )
+from tests.support.shipped import FOUND
 
 
 @pytest.fixture
@@ -74,9 +75,15 @@ def test_the_times_of_each_state_are_shown_and_the_worst_one_decides(scale: Tuna
     assert [one.config for one in rows] == [*table.portfolio], "a default of the portfolio is one row"
     text = "\n".join(explanation_lines(told))
     assert "as in its worst state" in text
-    assert "times at the bucket's edge in each state of the GPU, us:" in text
+    assert "times at the bucket's edge in each state of the GPU, us, all with tile_n=64 num_ctas=1:" in text
     assert len(text.splitlines()) < 24, "it stays one screen"
     assert explain(scale, SM90, _problem(256)).at_edge == ()
+    elsewhere = explain(scale, SM90, _problem(100))
+    assert (elsewhere.source, elsewhere.at_edge) == ("nearest", ()), "another bucket's times are not its own"
+    of_size = dataclasses.replace(
+        scale, default=lambda arch, problem: DEFAULT if problem["M"] == 64 else table.portfolio[0]
+    )
+    assert explain(of_size, SM90, _problem(40)).at_edge[-1].config == DEFAULT, "as at the edge"
     path = tmp_path / "own/sm90/scale.json"
     path.write_text(path.read_text().replace('"us": [', '"us": [-', 1))
     assert explain(dataclasses.replace(scale), SM90, _problem(40)).at_edge == told.at_edge
@@ -124,12 +131,26 @@ def test_a_size_inside_a_bucket_shows_the_points_the_times_are_told_from(scale: 
     assert told.config == told.compared[0].config
 
 
+@pytest.mark.usefixtures("scale")
+def test_the_factors_of_a_row_are_its_ratio() -> None:
+    sizes = {"dtype": "float16", "activation": "none", "M": 37, "N": 5000, "K": 1111}
+    told = explain(FOUND["linear"].tunable, SM90, Problem(sizes))
+    assert told.source == "nearest"
+    assert any(row.counts != 1 for row in told.compared)
+    for row in told.compared:
+        assert row.near * row.counts * row.unseen == pytest.approx(row.ratio, rel=1e-3)
+    lines = explanation_lines(told)
+    assert len(lines) < 24, "it stays one screen"
+    assert ", all with " in lines[2]
+    assert "num_ctas=1" not in "".join(lines[3:])
+
+
 def test_lines_mark_the_chosen_config_and_the_default(scale: Tunable) -> None:
     head, step, _, *times = explanation_lines(explain(scale, SM90, _problem(64)))
     assert head == f"scale dtype=bfloat16 M=64 N=1024 on sm90: {scale_table().entries[1].config}"
     assert step.startswith("  own: bucket ")
     assert [line.startswith("  *") for line in times] == [True, False, False]
-    assert times[2].endswith(f"{DEFAULT} (default)")
+    assert times[2].endswith("tile_m=16 occupancy=1 (default)")
 
 
 def test_many_problems_take_one_line_each_and_point_to_the_remarks(scale: Tunable) -> None:

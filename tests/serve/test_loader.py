@@ -14,6 +14,7 @@ import pytest
 
 import aot_tune.kernels
 from aot_tune import environment
+from aot_tune.choose.batch import BatchInvariant
 from aot_tune.choose.legality import Legality
 from aot_tune.choose.resolve import resolve
 from aot_tune.errors import DeclarationError, TableWarning
@@ -127,6 +128,23 @@ def test_b2_a_bucket_with_faulty_figures_is_a_miss_with_one_warning_whatever_is_
         assert answers[0] == answers[1]
         sources = [answers[0][str(problem)][1] for problem in asked]
         assert sources == (["own", "own", "nearest"] if own == "good" else ["nearest"] * 3)
+
+
+@pytest.mark.parametrize("asked_before", [False, True])
+def test_b2_faulty_buckets_are_absent_where_one_config_serves_every_batch(
+    asked_before: bool, tmp_path: Path
+) -> None:
+    """B2: ranks agree, whatever each of them was asked before."""
+    path = write(tmp_path, scale_table())
+    head, lines = WHOLE.partition(b'    {"bucket"')[0], WHOLE.splitlines(keepends=True)[-5:-2]
+    path.write_bytes(head + b"".join(map(FIGURES["a time of 0"], lines)) + b"  ]\n}\n")
+    batched = dataclasses.replace(scale, tables=tmp_path, batch_axes=("M",))
+    index, legality = load(batched, SM90), Legality(batched, SM90)
+    with pytest.warns(TableWarning, match="entries"):
+        if asked_before:
+            resolve(scale.buckets[1], index, legality)
+        choice = resolve(scale.buckets[1], index, legality, every_batch=BatchInvariant(index, legality))
+    assert (choice.source, choice.missed) == ("default", True)
 
 
 def test_b1_a_table_that_may_not_be_read_is_a_miss_with_one_warning(

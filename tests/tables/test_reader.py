@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
@@ -602,3 +604,20 @@ def test_a_table_of_225_entries_is_read_in_milliseconds():
     assert min(seconds(parse) for _ in range(15)) < 0.1  # CPU time, some 12 ms
     # Some 2 ms, which an import waits for.
     assert min(seconds(lambda text: parse_as_asked(text, "file")) for _ in range(15)) < 0.02
+
+
+def test_threads_that_read_an_entry_at_the_same_time_have_the_same_points():
+    """What is prepared of a point is kept by its identity."""
+    first, both = parse_as_asked(dump(TABLE), "file").entries[0], threading.Barrier(2)
+    read = vars(first)["_figures"]
+
+    def together():
+        values = read()
+        both.wait(10)
+        return values
+
+    vars(first)["_figures"] = together
+    with ThreadPoolExecutor(2) as pool:
+        one, other = pool.map(lambda place: first.points, range(2))
+    assert one is other
+    assert first.points is one
