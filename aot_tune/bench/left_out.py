@@ -171,6 +171,10 @@ Choose = Callable[[str, Case], Left]
 """Function from a kernel and a case to the regret of its choice."""
 
 
+_TINY = 1e-9
+"""Parameter without effect; 0 has another meaning, or divides."""
+
+
 def parts(names: Sequence[str], arch: Arch) -> Iterator[tuple[str, Lefts]]:
     """Yield the regrets of the rule, of the rule without each of its parts, and of simpler choices."""
     judge = Judge(names, arch)
@@ -182,6 +186,9 @@ def parts(names: Sequence[str], arch: Arch) -> Iterator[tuple[str, Lefts]]:
     for title, rule in (
         ("one bucket", RULE._replace(most_near=1)),
         ("buckets of its classes", RULE._replace(other_class=99.0)),
+        ("all points of all buckets", RULE._replace(whole=RULE.most_near)),
+        ("no shrinking far away", RULE._replace(far=_TINY)),
+        ("counts also where all are equal", RULE._replace(equal=_TINY)),
     ):
         other = Judge(names, arch, rule)
         yield title, other.lefts(other.refitted)

@@ -25,7 +25,6 @@ from aot_tune.tables.table import Entry, Table
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import bucket_of, edge
 from aot_tune.values.config import Config
-from aot_tune.values.lazy import lazy
 from aot_tune.values.problem import Problem
 
 Refusal = Callable[[Config, Problem], "str | None"]

@@ -25,8 +25,8 @@ from aot_tune.values.lazy import lazy
 from aot_tune.values.problem import Problem, Value
 
 NEAR_DOUBLINGS = 2.0
-"""Most doublings on each axis within which a bucket is near; a farther bucket serves only a miss. On the tables
-of sm90, choices two doublings away from every other bucket leave no more than those at one."""
+"""Most doublings on each axis within which a bucket is near; a farther bucket serves only a miss. On the
+tables of sm90, choices two doublings away from every other bucket leave no more than those at one."""
 
 Sizes = tuple[int, ...]
 """Sizes of a bucket on each axis, in the declaration's order. A size of 0 counts as 1."""

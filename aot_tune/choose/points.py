@@ -24,7 +24,7 @@ and the config with the least estimate is taken.
   `COMMON`, which are fitted to all shipped tables.
 - **Part** of a point: the sum of logarithms of its sizes on the Pow2 axes over the table's largest, since
   small batches are bound by the operand that all their rows share. Times 0 where all configs take equally
-  long within `_EQUAL`, as where a launch takes most of the time; times 1 from twice of it on.
+  long within `Rule.equal`, as where a launch takes most of the time; times 1 from twice of it on.
 - **Unseen**: `Rule.unseen` times the weight of the points at which the config has no time. A config without
   a time at any point is not estimated.
 
@@ -95,6 +95,9 @@ class Rule(NamedTuple):
     far: float = 0.05
     """Weight of a point at which all configs take equally long, 4.4 doublings away from every size."""
 
+    equal: float = 0.05
+    """Log slowdown within which all configs count as equal at a point; its part is whole from twice of it."""
+
     overlap: float = 0.01
     """Fraction within which estimates from other buckets overlap, half of the tie band of measured times."""
 
@@ -103,14 +106,11 @@ RULE = Rule()
 """Rule that serving follows. ``aot-tune bench --left-out --ablate`` prints what each part gives."""
 
 COMMON = Slopes(inside=(0.587, 0.308), outside=(0.544, -0.338))
-"""Slopes that fit all shipped tables together: of a table without its own, towards which its own are held.
-``aot-tune bench --left-out --ablate`` prints them anew."""
+"""Slopes that fit all shipped tables together, within a few hundredths: of a table without its own, towards
+which its own are held. ``aot-tune bench --left-out --ablate`` prints them anew."""
 
 NO_SLOPES = Slopes(inside=(0.0, 0.0), outside=(0.0, 0.0))
 """Slopes of a kernel without `tiles`."""
-
-_EQUAL = 0.05
-"""Log slowdown within which all configs count as equal at a point; from twice of it on its part is whole."""
 
 _NEARNESS = 0.1
 """Doublings added to each distance. With a third of it, or with cubes in place of squares, the regret on the
@@ -612,7 +612,7 @@ class Estimator:
         least = min([time for time in us if time is not None])
         slowdowns = [None if time is None else math.log(time / least) for time in us]
         worst = max([slowdown for slowdown in slowdowns if slowdown is not None])
-        share = min(max(worst / _EQUAL - 1, 0.0), 1.0)
+        share = min(max(worst / self.rule.equal - 1, 0.0), 1.0)
         part = share * (self._batch_of(problem) / self._largest if self._largest else 1.0)
         timed = [place for place, time in enumerate(us) if time is not None and part]
         return Source(

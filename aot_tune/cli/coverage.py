@@ -19,8 +19,8 @@ from aot_tune.values.text import aligned, counted
 
 Kind = Literal["classes", "sizes", "divisibility", "config"]
 """Kinds of gaps, the widest first: no entry of a problem's classes (dtype, gradient, mask); no bucket within
-two doublings, so that a launch is a miss; no size on an Exact axis that the same power of two divides; a legal
-config of the portfolio without a time at any point that decides."""
+two doublings, so that a launch is a miss; no size on an Exact axis that the same power of two divides; a
+legal config of the portfolio without a time at any point that decides."""
 
 _TITLES: dict[Kind, str] = {
     "classes": "classes without an entry: a launch is a miss",

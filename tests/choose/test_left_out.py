@@ -9,14 +9,14 @@ from collections.abc import Callable
 import pytest
 
 from aot_tune.bench.gpu import shipped
-from aot_tune.bench.left_out import way
+from aot_tune.bench.left_out import Judge, way
 from aot_tune.choose.left_out import Case, Equations, LeaveOut, fitted, fitted_slopes
 from aot_tune.choose.points import COMMON, NO_SLOPES, RULE, Estimator
 from aot_tune.tables.store import package_folder, read_table
 from aot_tune.tables.table import Entry, Point, Slopes, Table
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
-from tests.support.samples import DEFAULT, entry, scale, scale_table
+from tests.support.samples import DEFAULT, SM90, entry, scale, scale_table
 
 TABLE = scale_table()
 FIRST, SECOND = TABLE.portfolio
@@ -158,7 +158,12 @@ def test_the_shipped_tables_have_the_slopes_that_a_sweep_would_fit(kernel: str) 
     tunable = shipped()[kernel].tunable
     table = read_table(package_folder(tunable) / "sm90" / f"{kernel}.json")
     assert fitted_slopes(tunable, table) == table.slopes
-    assert fitted_slopes(tunable, table, table.slopes) == table.slopes
+
+
+def test_the_slopes_of_a_table_without_its_own_fit_all_shipped_tables() -> None:
+    fitted = Judge(shipped(), SM90).common()
+    assert COMMON.inside == pytest.approx(fitted.inside, abs=0.04)
+    assert COMMON.outside == pytest.approx(fitted.outside, abs=0.04)
 
 
 def test_slopes_that_were_fitted_leave_less_than_none() -> None:
