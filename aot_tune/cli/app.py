@@ -336,13 +336,15 @@ def compile(
 ) -> None:
     """Compile cubins for serving without a compiler.
 
-    All defaults, every config that a table can choose and the winners of recorded tables are compiled, into
-    one archive for each arch.
+    All defaults, every config that a table can choose and the launches of recorded tables are compiled, into
+    one archive for each arch. Where a library has no table of yours, --module compiles the shipped ones, into
+    the first folder of AOT_TUNE_TABLES; --kernel compiles a shipped one beside yours.
     """
     from aot_tune.cli.documents import find
     from aot_tune.declare.discovery import module_names
-    from aot_tune.replay.archives import tabled_kernels
-    from aot_tune.replay.files import listed_recorded, shipped_for
+    from aot_tune.replay.archives import shipped_beside, tabled_kernels
+    from aot_tune.replay.files import listed_recorded
+    from aot_tune.tables import store
     from aot_tune.tuner.archives.build import build
     from aot_tune.tuner.archives.report import CUBINS, CubinRequest, report_lines
 
@@ -352,10 +354,9 @@ def compile(
         raise UsageError(f"{kernels[0]} is a kernel, not an arch: write --kernel {kernels[0]}")
     command.remark(find.folder_remarks())
     names, dotted = find.split(kernel or ())
-    tables = [*listed_recorded(find.folders(module or ())), *shipped_for(module or ())]
-    known = {path.parts[-2:] for path in tables}  # a kernel's shipped table counts where it has no other
-    tables += [path for path in shipped_for(dotted) if path.parts[-2:] not in known]
+    tables = listed_recorded(find.folders(module or ()))
     archs = tuple(dict.fromkeys(map(selection.chosen_arch, named or [None])))
+    tables += shipped_beside(tables, module or (), dotted)
     alone = not names and bool(dotted or (tables and not declared))
     if alone and not kernel:
         find.check_any(tables, archs)
@@ -364,11 +365,13 @@ def compile(
         archs=archs,
         only_these=bool(kernel),
         modules=tuple(module_names(module)) if module else (),
+        elsewhere=tuple(path.stem for path in listed_recorded([store.libraries_folder()])),
         out=out,
         jobs=jobs,
         cubins=cubins or CUBINS,
     )
     chosen = find.chosen(tables, dotted, archs) if kernel else tables
+    command.remark(find.left_out_remarks(tables, () if kernel else module or (), archs))
     with command.signals_stop():
         try:
             reports = build(request, command.say, tabled_kernels(chosen, archs, command.say))
@@ -783,8 +786,10 @@ def run(
     For example: aot-tune run -- python serve.py. This process becomes the program: signals and the exit code
     are the program's.
     """
+    from aot_tune.cli.documents import find
     from aot_tune.replay.answer.program import become
 
+    command.remark(find.folder_remarks())
     for folder in tables or ():
         if not folder.is_dir():
             command.say(f"aot-tune: the folder of recorded tables {folder} does not exist yet")

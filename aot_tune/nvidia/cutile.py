@@ -53,8 +53,8 @@ a temporary folder, which is removed at exit."""
 _NOT_FOR_FILES = str(Path(__file__).parent)
 """Value of `TEMP_DIR` where no folder can be written to. Nothing is written there."""
 
-_COMPILER_PACKAGE = "nvidia-cuda-tileiras"
-"""pip package of cuTile's compiler."""
+_COMPILER_PACKAGES = ("nvidia-cuda-tileiras", "nvidia-cuda-nvcc", "nvidia-nvvm")
+"""pip packages of cuTile's compiler, first the compiler itself. Used where all are of one major.minor."""
 
 PASSED_ON = "launch_passed_on"
 """Global variable of modules whose functions replace cuTile's launch and call it."""
@@ -140,20 +140,23 @@ def compiler_version() -> str | None:
 
 
 def packaged_compiler() -> str | None:
-    """Return the version of the compiler's pip package, which is the compiler's; None where not installed.
+    """Return the version of the compiler's pip package, which is the compiler's; None where it is not used.
 
-    It takes 1 ms. Running the compiler, which may be a toolkit's, takes 190 ms (`compiler_version`).
+    CuTile uses it where all of its packages are installed in one major.minor: a build of torch may bring
+    another nvvm. It takes 1 ms, the first time 2 ms. Running the compiler, which may be a toolkit's, takes
+    190 ms (`compiler_version`).
     """
     try:
-        return metadata.version(_COMPILER_PACKAGE)
+        versions = [metadata.version(package) for package in _COMPILER_PACKAGES]
     except metadata.PackageNotFoundError:
         return None
+    return versions[0] if len({tuple(one.split(".")[:2]) for one in versions}) == 1 else None
 
 
 def may_have_compiler() -> bool:
     """Whether a compiler seems to be installed. Spares the import of cuTile's compiling half, 143 ms.
 
-    The places are cuTile's: the pip package, PATH, CUDA_HOME and the toolkit's usual folder. A compiler
+    The places are cuTile's: the pip packages, PATH, CUDA_HOME and the toolkit's usual folder. A compiler
     without a folder for its files does not count.
     """
     if os.environ.get(TEMP_DIR) == _NOT_FOR_FILES:
@@ -360,9 +363,9 @@ def _code(
     # Not compiler_version(): the compiling half of cuTile is missing from a serving image.
     if not may_have_compiler():
         raise CompilerMissingError(
-            f"no cubin was shipped for {symbol}, and no compiler (tileiras) is here to make one; "
-            "ship it (aot-tune compile, for a library's launch after aot-tune record), or install the "
-            "compiler: pip install 'aot-tune[tune]'"
+            f"no cubin was shipped for {symbol}, and no compiler (tileiras, with nvcc and nvvm of one "
+            "release) is here to make one; ship it (aot-tune compile, for a library's launch after aot-tune "
+            "record), or install the compiler: pip install 'aot-tune[tune]'"
         )
     capability = arch.major, arch.minor
     compiled = _compiled(own, kernel, signature, context, capability)

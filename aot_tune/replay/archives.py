@@ -8,10 +8,12 @@ from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
+from aot_tune import environment
 from aot_tune.errors import TableError, UsageError
 from aot_tune.nvidia import cutile
-from aot_tune.replay.files import has_recorded_name, is_shipped, read_recorded, right_place_of
+from aot_tune.replay.files import has_recorded_name, is_shipped, read_recorded, right_place_of, shipped_for
 from aot_tune.replay.fit import hash_now, kernel_of, misfit, recorded_code, why_local
+from aot_tune.tables import store
 from aot_tune.tuner.archives.signatures import Compilation
 from aot_tune.tuner.archives.tabled import TabledKernel
 from aot_tune.values.arch import Arch
@@ -29,14 +31,36 @@ class RecordedTables:
         return "." in name
 
     def read(self, folder: Path, name: str) -> TabledKernel | str:
-        """Return the kernel of a table in an arch's folder, or why its cubins are not served.
+        """Return the kernel of a table in an arch's folder, else of its shipped table, or why none is served.
 
         Raises:
             TableError: As of `tabled_kernel`.
             StoreError: The file cannot be read.
         """
-        path = folder / f"{name}.json"
-        return tabled_kernel(path) if os.path.lexists(path) else "no such kernel is recorded"
+        file = f"{name}.json"
+        for path in (folder / file, store.libraries_folder() / folder.name / file):
+            if os.path.lexists(path):
+                return tabled_kernel(path)
+        return "no such kernel is recorded"
+
+
+def shipped_beside(own: Sequence[Path], modules: Sequence[str], kernels: Sequence[str]) -> list[Path]:
+    """Return the shipped tables to compile beside the user's own.
+
+    They are those of the kernels that have no own table, or without `kernels` those of the modules' libraries
+    that have none.
+
+    Args:
+        own: Files of the user's recorded tables.
+        modules: The named modules.
+        kernels: The named recorded kernels.
+    """
+
+    def covered(path: Path) -> tuple[str, str]:
+        return path.parent.name, path.stem if kernels else path.stem.partition(".")[0]
+
+    known = set(map(covered, own))
+    return [path for path in shipped_for([*modules, *kernels]) if covered(path) not in known]
 
 
 def tabled_kernels(
@@ -65,7 +89,8 @@ def tabled_kernels(
 def tabled_kernel(path: Path) -> TabledKernel | str:
     """Read a recorded table and import its kernel, or return why it cannot be imported.
 
-    A shipped table of another version of its library may be of other code too.
+    A shipped table of another version of its library may be of other code too. Its cubins belong in the first
+    folder of AOT_TUNE_TABLES, which a read-only installation needs; without one beside the table.
 
     Raises:
         TableError: The table cannot be read, is in the wrong place, or does not fit the kernel or the
@@ -91,7 +116,7 @@ def tabled_kernel(path: Path) -> TabledKernel | str:
     return TabledKernel(
         code=recorded_code(kernel),
         arch=table.arch,
-        folder=path.parent.parent,
+        folder=next(iter(environment.table_folders() if is_shipped(path) else ()), path.parent.parent),
         compilations=tuple(
             Compilation(hints, signature)
             for hints, signature in sorted(

@@ -24,8 +24,8 @@ from aot_tune.replay.problem import Argument, Array, Fixed, Items, Problem, Whol
 from aot_tune.values.bucket import edge
 
 NEAR = 1
-"""Most doublings between two near problems' buckets of one dimension: a recorded winner has no times that tell
-how others change with the size."""
+"""Most doublings between two near problems' buckets of one dimension: a recorded winner has no times that
+tell how others change with the size."""
 
 LEAST_SIZE = 16
 """Least whole number that counts as a size where it follows no tensor's."""

@@ -13,6 +13,7 @@ import enum
 import json
 import math
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from hashlib import sha256
 from types import SimpleNamespace
 from typing import Any
@@ -146,11 +147,53 @@ def texts_of(space: Sequence[object]) -> tuple[str, ...]:
     return tuple(texts)
 
 
-def space_hash(texts: Sequence[str], hints: Mapping[str, int]) -> str:
-    """Return the hash of a search space: of its configs' texts in their order, and of its kernel's own hints.
+@dataclass(frozen=True, kw_only=True)
+class Space:
+    """Search space of a search on one arch."""
+
+    hashes: tuple[str, ...]
+    """Its `space_hash`, and last that of tables without hints by config."""
+
+    texts: tuple[str, ...]
+    """Configs, spelled."""
+
+    launched: Mapping[str, Mapping[str, int] | None]
+    """Hints of each config's launch, by text; None where it cannot be launched."""
+
+
+def space_of(
+    texts: Sequence[str], hints: Mapping[str, int], launched: Sequence[Mapping[str, int] | None]
+) -> Space:
+    """Return a search space. The arguments are those of `space_hash`."""
+    hashes = dict.fromkeys((space_hash(texts, hints, launched), space_hash(texts, hints)))
+    by_text = dict(zip(texts, launched, strict=True))
+    return Space(hashes=tuple(hashes), texts=tuple(texts), launched=by_text)
+
+
+def space_hash(
+    texts: Sequence[str], hints: Mapping[str, int], launched: Sequence[Mapping[str, int] | None] = ()
+) -> str:
+    """Return the hash of a search space: of its configs' texts in their order, and of the hints.
 
     Args:
         texts: The configs, spelled.
         hints: The hints of the kernel for the first config on the searched arch, without those of the config.
+        launched: The hints of each config's launch on that arch; None where it cannot be launched. They
+            count where one is neither among `hints` nor a field of the config with that name.
     """
-    return sha256("\n".join([*texts, text_of(hints)]).encode()).hexdigest()[:HASH_DIGITS]
+    lines = [*texts, text_of(hints)]
+    further = [_further(text, hints, of_config) for text, of_config in zip(texts, launched, strict=False)]
+    if any(further):
+        lines += map(text_of, further)
+    return sha256("\n".join(lines).encode()).hexdigest()[:HASH_DIGITS]
+
+
+def _further(text: str, hints: Mapping[str, int], launched: Mapping[str, int] | None) -> Json:
+    """Return the hints of a launch that are neither the kernel's own nor in the config under their name."""
+    if launched is None or launched == hints:
+        return {}
+    config = json.loads(text)
+    fields = next(iter(config.values())) if isinstance(config, dict) else None
+    known = {**hints, **fields} if isinstance(fields, dict) else hints
+    pairs = ((name, launched.get(name)) for name in {*hints, *launched})
+    return {name: value for name, value in pairs if value not in (hints.get(name), known.get(name))}

@@ -2,11 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 from aot_tune.replay.problem import Problem
-from aot_tune.replay.spelling import Json, text_of
+from aot_tune.replay.spelling import Json, Space, text_of
 from aot_tune.tables.table import BuiltWith
 from aot_tune.values.arch import Arch
 from aot_tune.values.lazy import lazy
@@ -28,7 +28,7 @@ class RecordedEntry:
     """Winner of one search."""
 
     space: str
-    """Hash of the search space: of its configs in their order, and of the kernel's own hints."""
+    """Hash of the search space: of its configs in their order, and of the hints (`spelling.space_hash`)."""
 
     problem: Problem
     """Problem that was searched."""
@@ -131,6 +131,13 @@ class RecordedTable:
         for entry in self.entries:
             by_space.setdefault(entry.space, []).append(entry)
         return {space: tuple(entries) for space, entries in by_space.items()}
+
+    def of(self, space: Space) -> Iterator[RecordedEntry]:
+        """Yield the entries of a search space whose winner is in it, with the same hints as far as known."""
+        for digest in space.hashes:
+            for entry in self.by_space.get(digest, ()):
+                if entry.text in space.launched and space.launched[entry.text] in (None, entry.hints):
+                    yield entry
 
 
 def name_of(module: str, kernel: str) -> str:

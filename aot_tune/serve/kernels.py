@@ -229,7 +229,7 @@ class Cubins:
             if archive.arch != arch:
                 raise ArchiveError(f"{path} is for {archive.arch}, not for {arch}")
             section = archive.section(self._code.name)
-            if section is None:
+            if section is None and _package(self._code.name) in map(_package, archive.kernels):
                 self._without.add(arch)
             reason = difference(self._code, section.origin) if section is not None else None
         except Exception as error:  # whatever a file holds, serving goes on
@@ -313,11 +313,13 @@ class Cubins:
             warn(f"{message}; further ones are counted, and reported at {_REPORTED_AT}", CubinWarning)
         elif str(count).strip("0") == "1":
             name = self._code.name
-            warn(
-                f"{message}; it is the {count}th of {name}: aot-tune doctor {name} reports whether a size or "
-                "a scalar is compiled in, so that each value makes a new signature",
-                CubinWarning,
+            step = (
+                "record these launches (aot-tune record), then aot-tune compile"
+                if _package(name)
+                else f"aot-tune doctor {name} reports whether a size or a scalar is compiled in, so that "
+                "each value makes a new signature"
             )
+            warn(f"{message}; it is the {count}th of {name}: {step}", CubinWarning)
 
     def _warn(self, message: str, about: object = None) -> None:
         """Warn once about each subject, at most `_MOST_WARNINGS` times."""
@@ -325,6 +327,12 @@ class Cubins:
         if about not in self._warned and len(self._warned) < _MOST_WARNINGS:
             self._warned.add(about)
             warn(message, CubinWarning)
+
+
+def _package(name: str) -> str:
+    """Return a recorded kernel's top-level package; empty for a declared kernel, whose name has no dot."""
+    package, dot, _ = name.partition(".")
+    return package if dot else ""
 
 
 _refused: set[Path] = set()

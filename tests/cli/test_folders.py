@@ -12,6 +12,7 @@ from aot_tune import environment
 from aot_tune.cli.app import app
 from aot_tune.cli.documents import find
 from aot_tune.errors import StoreError
+from aot_tune.replay.answer import program
 from tests.support import recorded_launches
 from tests.support.recorded_launches import NAME
 
@@ -78,6 +79,11 @@ def test_what_compiles_or_checks_remarks_them_too(named: Path) -> None:
     checked = _run("check", "--module", "tests.support.tuned_once")
     assert checked.exit_code == 0
     assert checked.stderr.splitlines()[:-1] == remarks
+
+
+def test_a_program_s_run_remarks_them_before_it_begins(named: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(program, "become", lambda command, *, tables: None)
+    assert _run("run", "--", "python").stderr.splitlines() == [f"remark: {line}" for line in _remarks(named)]
 
 
 def test_a_folder_that_show_is_given_is_told_alone(named: Path) -> None:

@@ -236,6 +236,26 @@ def test_the_installed_compiler_is_found() -> None:
     assert shutil.which("tileiras") or (cutile.compiler_version() or "").startswith("13.")
 
 
+@pytest.mark.parametrize("nvvm", ["13.0.88", None])
+def test_a_compiler_beside_parts_of_another_release_is_none(
+    nvvm: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A build of torch for CUDA 13.0 brings nvvm 13.0, and cuTile then takes none of the packages."""
+    versions = {"nvidia-cuda-tileiras": "13.4.92", "nvidia-cuda-nvcc": "13.4.91", "nvidia-nvvm": "13.4.1"}
+
+    def version(package: str) -> str:
+        if package not in versions:
+            raise metadata.PackageNotFoundError(package)
+        return versions[package]
+
+    monkeypatch.setattr(metadata, "version", version)
+    monkeypatch.setattr(cutile.shutil, "which", lambda name, path=None: None)
+    assert (cutile.packaged_compiler(), cutile.may_have_compiler()) == ("13.4.92", True)
+    del versions["nvidia-nvvm"]
+    versions |= {"nvidia-nvvm": nvvm} if nvvm is not None else {}
+    assert (cutile.packaged_compiler(), cutile.may_have_compiler()) == (None, False)
+
+
 def _search_that_never_settles(monkeypatch: pytest.MonkeyPatch) -> int:
     """Samples that ``exhaustive_search`` takes of a kernel whose times scatter widely."""
     from itertools import cycle

@@ -5,11 +5,13 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 from typer.testing import CliRunner
 
 from aot_tune import environment
 from aot_tune.cli.app import app
 from aot_tune.cubins.archive import FILE_NAME, Archive
+from aot_tune.declare.fingerprint.hashing import kernel_hash
 from aot_tune.errors import TableError
 from aot_tune.nvidia import cutile
 from aot_tune.replay.archives import RecordedTables, tabled_kernel, tabled_kernels
@@ -18,9 +20,10 @@ from aot_tune.tables import store
 from aot_tune.tuner.archives.build import build
 from aot_tune.tuner.archives.check import check
 from aot_tune.tuner.archives.report import ArchiveReport, CubinRequest
-from tests.support import tuned_once
+from tests.support import tuned_once, wide_samples
 from tests.support.recorded_launches import MODULE, NAME, SM90, entry, table, write
 from tests.support.tuned_once import SPACE
+from tests.support.wide_samples import halve_kernel
 
 
 @pytest.fixture(scope="module")
@@ -135,13 +138,51 @@ def test_shipped_tables_are_compiled_by_the_library_s_module(
         result = CliRunner().invoke(app, [verb, NAME, "--arch", "sm90"])
         assert result.exit_code == 0, result.stderr
         assert str(path) in result.stdout
-    (path.parent / FILE_NAME).unlink()
-    own = write(tmp_path / "own")
-    monkeypatch.setenv(environment.TABLES, str(tmp_path / "own"))
-    words = ["compile", "--arch", "sm90", "--cubins", str(cubins), "--kernel", NAME]
-    result = CliRunner().invoke(app, words)
-    assert result.exit_code == 0, result.stderr
-    assert (own.parent / FILE_NAME).exists()
-    assert not (path.parent / FILE_NAME).exists()  # a kernel's shipped table counts where it has no other
     write(tmp_path / "libraries", table(source_hash="0" * 16))
     assert "changed since it was recorded" in str(tabled_kernel(path))
+
+
+@pytest.mark.process
+def test_cubins_of_shipped_tables_go_to_the_user_s_folder(
+    tmp_path: Path, cubins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Installed packages are read-only in many images."""
+    monkeypatch.setattr(store, "libraries_folder", lambda: tmp_path / "libraries")
+    monkeypatch.setenv(environment.TABLES, str(tmp_path / "ours"))
+    write(tmp_path / "libraries")
+    words = ["compile", "--arch", "sm90", "--cubins", str(cubins), "--module", MODULE]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.stderr
+    assert [path.parent.parent for path in tmp_path.rglob(FILE_NAME)] == [tmp_path / "ours"]
+    assert [(fit.kernels, fit.faults) for fit in check(tmp_path / "ours", {}, RecordedTables())] == [
+        ((NAME,), ())
+    ]
+
+
+@pytest.mark.process
+def test_beside_own_tables_a_shipped_one_is_compiled_by_its_kernel_alone(
+    tmp_path: Path, cubins: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(store, "libraries_folder", lambda: tmp_path / "libraries")
+    monkeypatch.setenv(environment.TABLES, str(tmp_path / "ours"))
+    write(tmp_path / "libraries")
+    x = torch.empty(64, device="meta")
+    signature = cutile.signature_of(halve_kernel, (x, x, 16))
+    digest, _ = kernel_hash(halve_kernel)
+    other = entry(1024, hints=cutile.hints_of(halve_kernel, SM90), signature=signature)
+    changes = {"module": wide_samples.__name__, "kernel": "halve_kernel", "source_hash": digest}
+    for folder in ("libraries", "ours"):
+        own = write(tmp_path / folder, table(other, **changes)).stem
+    words, both = ["compile", "--arch", "sm90", "--cubins", str(cubins)], sorted([own, NAME])
+    for more, held in (
+        (["--module", "tests.support"], [own]),
+        (["--kernel", NAME], both),
+        (["--module", "tests.support"], both),
+        (["--kernel", own], both),
+    ):
+        result = CliRunner().invoke(app, [*words, *more])
+        assert result.exit_code == 0, result.stderr
+        assert [*Archive(tmp_path / "ours" / "sm90" / FILE_NAME).kernels] == held
+        remark = f"shipped tables of 1 kernel are left out beside your own; add one: --kernel {NAME}"
+        assert (f"remark: {remark}" in result.stderr.splitlines()) == ("--module" in more)
+    assert not (tmp_path / "libraries" / "sm90" / FILE_NAME).exists()

@@ -95,6 +95,21 @@ def test_the_order_of_names_does_not_count_and_that_of_configs_does() -> None:
     assert space_hash(texts_of([1]), {"num_ctas": 1}) != space_hash(texts_of([1]), {"num_ctas": 2})
 
 
+def test_hints_by_config_count_where_neither_the_kernel_nor_the_config_has_them() -> None:
+    own, texts = {"opt_level": 3}, texts_of([SimpleNamespace(TILE=16, occupancy=2), 32])
+    plain = space_hash(texts, own)
+    of_the_field = {"opt_level": 3, "occupancy": 2}
+    assert space_hash(texts, own, [of_the_field, own]) == space_hash(texts, own, [own, None]) == plain
+    further: list[tuple[dict[str, int] | None, dict[str, int]]] = [
+        (of_the_field, of_the_field),
+        ({"opt_level": 3, "occupancy": 4}, own),
+        ({"occupancy": 2}, own),
+        (None, {"opt_level": 3, "num_ctas": 2}),
+        (own, {"opt_level": 3, "num_ctas": 2, "occupancy": 1}),
+    ]
+    assert len({plain, *(space_hash(texts, own, launched) for launched in further)}) == 6
+
+
 @pytest.mark.parametrize(
     ("value", "said"),
     [

@@ -25,6 +25,7 @@ from aot_tune.replay.files import has_recorded_name, is_recorded_file, listed_re
 from aot_tune.serve import loader
 from aot_tune.tables import store
 from aot_tune.values.arch import Arch
+from aot_tune.values.text import counted
 
 KINDS: tuple[type[Document], ...] = (DeclaredDocument, RecordedDocument)
 """Kinds of tables, in the order in which the verbs print them."""
@@ -234,6 +235,16 @@ def chosen(paths: Sequence[Path], names: Sequence[str], archs: Sequence[Arch]) -
         _check_archs(name, archs_of(paths, name), archs)
     wanted = set(map(str, archs))
     return tuple(path for path in paths if path.stem in names and path.parent.name in wanted)
+
+
+def left_out_remarks(paths: Sequence[Path], modules: Sequence[str], archs: Sequence[Arch]) -> list[str]:
+    """Return how many shipped tables of the modules' libraries are not among `paths`, with what adds one."""
+    shipped = [path for path in shipped_for(modules) if path.parent.name in map(str, archs)]
+    kernels = {path.stem for path in shipped if path not in paths} - {path.stem for path in paths}
+    if not kernels:
+        return []
+    count = counted(len(kernels), "kernel")
+    return [f"shipped tables of {count} are left out beside your own; add one: --kernel {min(kernels)}"]
 
 
 def check_any(paths: Sequence[Path], archs: Sequence[Arch]) -> None:

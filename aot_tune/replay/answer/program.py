@@ -174,8 +174,12 @@ def _environ(command: Sequence[str], passed: Mapping[str, Sequence[str]]) -> dic
             "install it in a folder without it"
         )
     path = os.environ.get("PYTHONPATH", "")
+    folders = environment.table_folders()
+    with suppress(OSError):  # the current folder was removed
+        folders = tuple(folder.absolute() for folder in folders)  # the program may change the current folder
     return {
         **os.environ,
+        **({environment.TABLES: os.pathsep.join(map(str, folders))} if folders else {}),
         "PYTHONPATH": os.pathsep.join([str(AT_START), *([path] if path else [])]),
         environment.START_OPTIONS: json.dumps({name: list(values) for name, values in passed.items()}),
     }

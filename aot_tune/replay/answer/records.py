@@ -28,13 +28,13 @@ from aot_tune.replay.files import is_shipped, read_recorded
 from aot_tune.replay.fit import hash_now, misfit, other_library
 from aot_tune.replay.nearest import apart, distance, larger
 from aot_tune.replay.problem import parameters_of, read_problem
-from aot_tune.replay.spelling import spelled, text_of
+from aot_tune.replay.spelling import Space, spelled, text_of
 from aot_tune.replay.table import RecordedEntry, RecordedTable, file_name, name_of
 from aot_tune.replay.words import difference_in_words, problem_in_words
 from aot_tune.serve.kernels import opened
 from aot_tune.tables import store
 from aot_tune.values.arch import Arch
-from aot_tune.values.text import error_in_words
+from aot_tune.values.text import counted, error_in_words
 from aot_tune.warn import warn_once
 
 
@@ -109,17 +109,17 @@ class KernelRecords:
 
     def __init__(self, kernel: Any, arch: Arch) -> None:
         self._parameters = parameters_of(kernel)
-        self.tables = tuple(_tables(kernel, arch))
+        read = tuple(_tables(kernel, arch))
+        self.tables = tuple(one for one in read if isinstance(one, RecordedTable))
         """Tables that fit the kernel, in reading order."""
+        self.left_out = tuple(one for one in read if isinstance(one, str))
+        """Tables that do not, each with the reason."""
 
-    def find(
-        self, texts: Sequence[str], space: str, args: Sequence[Any], sm_count: int, *, most: float
-    ) -> Found | None:
+    def find(self, space: Space, args: Sequence[Any], sm_count: int, *, most: float) -> Found | None:
         """Return the recorded answer to a search; None where there is none.
 
         Args:
-            texts: The configs of the present search space, spelled.
-            space: The hash of `texts`.
+            space: The present search space.
             args: The kernel's arguments for one of the configs.
             sm_count: The GPU's multiprocessors.
             most: Most doublings between a dimension and the recorded one.
@@ -127,50 +127,50 @@ class KernelRecords:
         Raises:
             NotRecordableError: The arguments cannot be identified.
         """
-        entries = [entry for table in self.tables for entry in table.by_space.get(space, ())]
-        varying = {entry.problem.varying for entry in entries}
+        entries = [(at, entry) for at, table in enumerate(self.tables) for entry in table.of(space)]
+        varying = {entry.problem.varying for _, entry in entries}
         asked = {places: read_problem(self._parameters, args, places, sm_count) for places in varying}
-        pairs = [(entry, asked[entry.problem.varying]) for entry in entries]
-        for entry, problem in pairs:  # measuring distances takes longer
-            if entry.problem == problem and entry.text in texts:
-                return Found(entry=entry, place=texts.index(entry.text), doublings=None)
-        best: Found | None = None
-        for entry, problem in pairs:
-            doublings = distance(entry.problem, problem, most)
-            if doublings is None or entry.text not in texts:
+        for _, entry in entries:  # measuring distances takes longer
+            if entry.problem == asked[entry.problem.varying]:
+                return Found(entry=entry, place=space.texts.index(entry.text), doublings=None)
+        best: tuple[tuple[int, ...], Found] | None = None
+        for at, entry in entries:
+            doublings = distance(entry.problem, asked[entry.problem.varying], most)
+            if doublings is None:
                 continue
-            answer = Found(entry=entry, place=texts.index(entry.text), doublings=doublings)
-            if best is None or _rank(answer) < _rank(best):
-                best = answer
-        return best
+            # The nearer first, then that of the first folder, then the larger. Ties keep the file's order.
+            rank = doublings, at, *(-size for size in larger(entry.problem))
+            if best is None or rank < best[0]:
+                place = space.texts.index(entry.text)
+                best = rank, Found(entry=entry, place=place, doublings=doublings)
+        return None if best is None else best[1]
 
-    def why_not(self, space: str, args: Sequence[Any], sm_count: int, *, most: float) -> str:
+    def why_not(self, space: Space, args: Sequence[Any], sm_count: int, *, most: float) -> str:
         """Return in words how a search without an answer differs from the nearest recorded one.
 
         Args:
-            space: The hash of the present search space.
+            space: The present search space.
             args: As for `find`.
             sm_count: The GPU's multiprocessors.
             most: Most doublings between a dimension and the recorded one.
         """
+        names = tuple(name for name, _ in self._parameters)  # another has a table that somebody edited
+        entries = [entry for table in self.tables for entry in table.of(space)]
+        same_space = any(entry.problem.names == names for entry in entries)
+        if not same_space:
+            entries = [entry for table in self.tables for entry in table.entries]
         best: tuple[tuple[int, int], str] | None = None
-        for problem in (entry.problem for table in self.tables for entry in table.by_space.get(space, ())):
+        for problem in (entry.problem for entry in entries if entry.problem.names == names):
             asked = read_problem(self._parameters, args, problem.varying, sm_count)
-            if problem.names != asked.names:
-                continue  # of a table that somebody edited
             places = apart(problem, asked, most)
             rank = len(places), sum(a != b for a, b in zip(problem.arguments, asked.arguments, strict=True))
             if best is None or rank < best[0]:
                 difference = difference_in_words(problem, asked, places)
-                best = rank, f"nearest recorded: {problem_in_words(problem)}; {difference}"
-        missing = "this search space, its configs and the kernel's own hints, was not recorded"
-        return missing if best is None else best[1]
-
-
-def _rank(answer: Found) -> tuple[int, ...]:
-    """Return a sort key: the nearer first, then the larger. Ties keep the file's order."""
-    assert answer.doublings is not None
-    return answer.doublings, *(-size for size in larger(answer.entry.problem))
+                best = rank, "; ".join(filter(None, (problem_in_words(problem), difference)))
+        configs = counted(len(space.texts), "config")
+        missing = "" if same_space else f"this search space, its {configs} and hints, was not recorded"
+        nearest = "nearest recorded" if same_space else "nearest recorded in another"
+        return "; ".join(filter(None, (missing, best and f"{nearest}: {best[1]}", *self.left_out)))
 
 
 def folders_of(module: str | None) -> tuple[Path, ...]:
@@ -192,31 +192,33 @@ def paths_of(kernel: Any, arch: Arch) -> Iterator[Path]:
         yield folder / str(arch) / name
 
 
-def _tables(kernel: Any, arch: Arch) -> Iterator[RecordedTable]:
+def _tables(kernel: Any, arch: Arch) -> Iterator[RecordedTable | str]:
+    """Yield a kernel's tables in reading order; in place of one that is left out, the reason."""
     now: str | None = None
     for path in paths_of(kernel, arch):
         if not os.path.lexists(path):
             continue
         try:
-            table = read_recorded(path)
+            table, shipped = read_recorded(path), is_shipped(path)
             if now is None:
                 now = _hash(kernel, arch)
-            shipped = is_shipped(path)
             reason = misfit(table, kernel, arch, now, any_version=shipped)
             if shipped and reason is None and (version := other_library(table.library)):
                 warn_once(f"a shipped table answers where the code is the same: {version}", TableWarning)
-            elif shipped and reason is not None:
-                continue
             if reason is not None and table.source_hash != now:
                 reason += _changed(path, table)
         except Exception as error:  # whatever a file holds, serving goes on
-            warn_once(f"{error_in_words(error)}; it is left out: restore {path}, or remove it", TableWarning)
+            left_out = f"{error_in_words(error)}; it is left out"
+            warn_once(f"{left_out}: restore {path}, or remove it", TableWarning)
+            yield left_out
             continue
-        if reason is not None:
-            again = next_step("record again: aot-tune record")
-            warn_once(f"{path} is left out: {reason}; {again}", TableWarning)
+        if reason is None:
+            yield table
             continue
-        yield table
+        left_out = f"{path} is left out: {reason}"
+        if not shipped:  # nobody is warned of tables that are not theirs
+            warn_once(f"{left_out}; {next_step('record again: aot-tune record')}", TableWarning)
+        yield left_out
 
 
 def _hash(kernel: Any, arch: Arch) -> str:

@@ -38,7 +38,7 @@ from aot_tune.replay.answer.records import ByCode, Found, KernelRecords
 from aot_tune.replay.document import arguments_json
 from aot_tune.replay.nearest import ANY, NEAR
 from aot_tune.replay.problem import read_problem
-from aot_tune.replay.spelling import space_hash, texts_of
+from aot_tune.replay.spelling import Space, space_of, texts_of
 from aot_tune.replay.table import RecordedEntry, name_of
 from aot_tune.serve.missed import note
 from aot_tune.serve.rank import is_primed, rank_in_words
@@ -80,6 +80,24 @@ class SearchCall:
     def args_of(self, config: Any) -> tuple[Any, ...]:
         """Return the kernel's arguments for a config, with other libraries' arrays as tensors."""
         return with_tensors(tuple(self.args_fn(config)), runtime())
+
+    def space_on(self, arch: Arch) -> Space:
+        """Return the search space, with the hints of each config's launch on an arch.
+
+        Raises:
+            UnspelledError: A config cannot be spelled.
+        """
+        texts, launched = texts_of(self.space), list[dict[str, int] | None]()
+        made: dict[str, dict[str, int]] = {}  # a kernel takes 60 us
+        for config in self.space:
+            hints = None
+            with suppress(Exception):  # the library's functions fail: the search lists the config
+                kernel, given = self.kernel_of(config), self.hints_fn(config) if self.hints_fn else {}
+                key = repr((cutile.default_hints(kernel), given))
+                hints = made.get(key) or cutile.hints_of(cutile.with_hints(kernel, given), arch)
+                made[key] = hints
+            launched.append(hints)
+        return space_of(texts, cutile.hints_of(self.kernel_of(self.space[0]), arch), launched)
 
     def kernel_name(self) -> str | None:
         """Return the kernel's module and name; None where there is no kernel."""
@@ -200,12 +218,12 @@ def _look_up(call: SearchCall, most: float) -> Found | _Miss:
         kernel = call.kernel_of(call.space[0])
         records = records_of(kernel, device.arch)
         if not records.tables:
-            return _Miss(why=lambda: f"nothing was recorded for it on {device.arch}")
+            nothing = f"nothing was recorded for it on {device.arch}"
+            return _Miss(why=lambda: "; ".join(records.left_out) or nothing)
         tabled = True
-        texts = texts_of(call.space)
-        space = space_hash(texts, cutile.hints_of(kernel, device.arch))
+        space = call.space_on(device.arch)
         args = call.args_of(call.space[0])
-        recorded = records.find(texts, space, args, device.sm_count, most=most)
+        recorded = records.find(space, args, device.sm_count, most=most)
     except Exception as error:  # the library's own function failed: cuTile's search meets that too
         reason = error_in_words(error)
         return _Miss(why=lambda: reason, tabled=tabled)

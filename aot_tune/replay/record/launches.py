@@ -12,6 +12,8 @@ from aot_tune.nvidia import cutile
 from aot_tune.replay.answer.install import exchange
 from aot_tune.replay.problem import Problem, parameters_of, read_problem
 from aot_tune.serve.runtime import runtime, with_tensors
+from aot_tune.values.arch import Arch
+from aot_tune.values.device import Device
 
 launch_passed_on = True
 """Marks that functions of this module call cuTile's launch for others: `aot_tune.nvidia.cutile.PASSED_ON`."""
@@ -39,10 +41,15 @@ class Launches:
 
     Args:
         remark: Receives the kernel's function and a remark, once for each kind and kernel.
+        elsewhere: Receives each launch of a problem that no search was for: kernel, arguments and arch.
     """
 
-    def __init__(self, remark: Callable[[Any, str], None]) -> None:
-        self._remark = remark
+    def __init__(
+        self,
+        remark: Callable[[Any, str], None],
+        elsewhere: Callable[[Any, Sequence[Any], Arch], None],
+    ) -> None:
+        self._remark, self._elsewhere = remark, elsewhere
         self._measured: dict[Any, Measured] = {}
         self._remarked: set[tuple[Any, str]] = set()
         self._original: Any = None
@@ -83,15 +90,18 @@ class Launches:
         measured = self._measured.get(function)
         if measured is None:
             return
-        args = with_tensors(tuple(args), runtime())
-        for kind, remark in self._remarks(kernel, args, measured):
+        here = runtime()
+        args, device = with_tensors(tuple(args), here), here.device(here.current_device())
+        for kind, remark in self._remarks(kernel, args, measured, device):
+            if kind == ARGUMENTS:
+                self._elsewhere(kernel, args, device.arch)
             if (function, kind) not in self._remarked:
                 self._remarked.add((function, kind))
                 self._remark(function, remark)
 
-    def _remarks(self, kernel: Any, args: Sequence[Any], measured: Measured) -> Iterator[tuple[str, str]]:
-        here = runtime()
-        device = here.device(here.current_device())
+    def _remarks(
+        self, kernel: Any, args: Sequence[Any], measured: Measured, device: Device
+    ) -> Iterator[tuple[str, str]]:
         hints = cutile.hints_of(kernel, device.arch)
         if hints not in measured.hints:
             named = ", ".join(f"{name}={value}" for name, value in hints.items())

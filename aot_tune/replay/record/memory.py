@@ -199,52 +199,56 @@ def _poisoned(tensor: torch.Tensor) -> torch.Tensor:
 def add_up_alike(tensor: torch.Tensor, expected: torch.Tensor) -> bool:
     """Whether two results are different numbers of parts of the same sums.
 
-    The parts of each are stored one after another, to the first rows of a tensor that was poisoned. A split-K
+    The parts of each are stored one after another along a dimension of a tensor that was poisoned. A split-K
     kernel does so in a workspace that serves all of its configs: a later launch adds the chosen config's.
     """
-    ours, theirs = _stored_rows(tensor), _stored_rows(expected.to(tensor.device))
+    ours, theirs = _stored(tensor), _stored(expected.to(tensor.device))
     if ours is None or theirs is None:
         return False
-    most = tolerance(expected.dtype)
-    expected_sums = list(_sums(theirs, most))
-    return any(
-        mine != others and _equal_but_zeros(sums, wanted, most)
-        for mine, sums in _sums(ours, most)
-        for others, wanted in expected_sums
-    )
+    most, pairs = tolerance(expected.dtype), list(zip(ours.shape, theirs.shape, strict=True))
+    for dim, (size, other) in enumerate(pairs):
+        if dim and size == other:
+            continue
+        expected_sums = list(_sums(theirs, dim, most))
+        for mine, sums in _sums(ours, dim, most):
+            if any(mine != n and _equal_but_zeros(sums, wanted, most) for n, wanted in expected_sums):
+                return True
+    return False
 
 
-def _stored_rows(tensor: torch.Tensor) -> torch.Tensor | None:
-    """Return the first rows, in float32 or wider; None where not all and only these were stored to."""
-    if tensor.dim() == 0 or not tensor.dtype.is_floating_point or tensor.element_size() == 1:
+def _stored(tensor: torch.Tensor) -> torch.Tensor | None:
+    """Return what was stored to, in float32 or wider; None where it does not begin at the first element."""
+    if tensor.dim() * tensor.numel() == 0 or not tensor.is_floating_point() or tensor.element_size() == 1:
         return None
-    stored = ~_poisoned(tensor).flatten(1) if tensor.dim() > 1 else ~_poisoned(tensor)[:, None]
-    count = int(stored.any(1).sum())
-    if not count or not bool(stored[:count].all()):
+    stored = ~_poisoned(tensor)
+    along = (stored.movedim(dim, 0).reshape(size, -1).any(1) for dim, size in enumerate(tensor.shape))
+    box = tuple(slice(int(places.sum())) for places in along)
+    if not bool(stored.any()) or not bool(stored[box].all()):
         return None
-    return tensor[:count].to(torch.promote_types(tensor.dtype, torch.float32))
+    return tensor[box].to(torch.promote_types(tensor.dtype, torch.float32))
 
 
-def _sums(rows: torch.Tensor, most: float) -> Iterator[tuple[int, torch.Tensor]]:
-    """Yield each number of equal parts that rows may consist of, with the sum over the parts.
+def _sums(stored: torch.Tensor, dim: int, most: float) -> Iterator[tuple[int, torch.Tensor]]:
+    """Yield each number of equal parts that a dimension may consist of, with the sum over the parts.
 
-    Sums that are the same without one of the parts, within the tolerance `most`, prove nothing: rows of zeros
-    that a config fails to store would be such a part.
+    Sums that are the same without one of the parts, within the tolerance `most`, prove nothing: zeros that a
+    config fails to store would be such a part.
     """
     for number in range(1, MOST_PARTS + 1):
-        if len(rows) % number == 0:
-            parts = rows.view(number, -1)
+        if stored.shape[dim] % number == 0:
+            parts = stored.reshape(*stored.shape[:dim], number, -1, *stored.shape[dim + 1 :]).movedim(dim, 0)
             sums = parts.sum(0)
-            if bool((parts.abs().amax(1) > most * sums.abs().max()).all()):
-                yield number, sums.view(-1, *rows.shape[1:])
+            largest = parts.abs().amax(tuple(range(1, parts.dim())))
+            if bool((largest > most * sums.abs().max()).all()):
+                yield number, sums
 
 
 def _equal_but_zeros(sums: torch.Tensor, expected: torch.Tensor, most: float) -> bool:
-    """Whether sums are equal, and further rows of the longer zeros: each part may end in a whole tile."""
-    rows = min(len(sums), len(expected))
-    if bool(sums[rows:].any()) or bool(expected[rows:].any()):
+    """Whether sums are equal, and all else of the larger zeros: each part may end in a whole tile."""
+    common = tuple(slice(min(pair)) for pair in zip(sums.shape, expected.shape, strict=True))
+    if any(whole.count_nonzero() != whole[common].count_nonzero() for whole in (sums, expected)):
         return False
-    return distance(sums[:rows], expected[:rows]) <= most
+    return distance(sums[common], expected[common]) <= most
 
 
 def _same(tensor: torch.Tensor, expected: torch.Tensor) -> bool:

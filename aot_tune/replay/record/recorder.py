@@ -18,6 +18,7 @@ from types import FrameType
 from typing import Any
 
 from aot_tune.declare.fingerprint.hashing import kernel_hash
+from aot_tune.environment import RANKED
 from aot_tune.errors import (
     AotTuneError,
     JournalMismatchError,
@@ -32,7 +33,7 @@ from aot_tune.replay.answer.searches import SearchCall, answer, answer_of, why_n
 from aot_tune.replay.document import MOST_LAUNCHED, dump
 from aot_tune.replay.files import is_shipped, read_recorded, right_place_of
 from aot_tune.replay.fit import kernel_of, misfit, why_local
-from aot_tune.replay.nearest import LEAST_SIZE, sizes_of
+from aot_tune.replay.nearest import sizes_of
 from aot_tune.replay.problem import Fixed, Problem
 from aot_tune.replay.record.again import again
 from aot_tune.replay.record.ahead import Ahead, Tried
@@ -48,8 +49,9 @@ from aot_tune.replay.record.search import (
     raise_as_cutile,
 )
 from aot_tune.replay.record.turn import turn
-from aot_tune.replay.spelling import space_hash, texts_of
+from aot_tune.replay.spelling import Space
 from aot_tune.replay.table import Launched, Library, RecordedEntry, RecordedTable, file_name, name_of
+from aot_tune.serve.rank import ranked_by
 from aot_tune.serve.runtime import runtime
 from aot_tune.tables.files import check_replaceable, check_writable, write_atomic
 from aot_tune.tables.store import folder_of_package
@@ -60,6 +62,7 @@ from aot_tune.tuner.measure.worker.backend import TIMING
 from aot_tune.tuner.outcome import Measurement
 from aot_tune.tuner.publish import locked
 from aot_tune.tuner.sweep.journal import Journal
+from aot_tune.values.arch import Arch
 from aot_tune.values.device import Device
 from aot_tune.values.text import counted, error_in_words, shortened
 
@@ -69,6 +72,9 @@ JOURNALS = Path("build/record")
 UNFINISHED = ".unfinished"
 """End of the name of a run's file in the folder of journals. The run removes the file where the program ends
 by itself: a config that was begun then and has no outcome ended the program, and is passed over."""
+
+_NAME_FOLDER = "aot-tune record --out DIR"
+"""Remedy where a library's own package can hold no tables."""
 
 _NOT_COMPARED = "a search is not compared with a table"
 
@@ -143,7 +149,7 @@ class _Kernel:
     """GPU's identity, as `gpu_state.identity` gives it."""
 
     @property
-    def turn(self) -> str:
+    def gpu_name(self) -> str:
         """Return the GPU's name, unique on this host."""
         return self.gpu["uuid"] or f"cuda-{self.index}"
 
@@ -172,15 +178,13 @@ class _Task(_Kernel):
     known: Identified
     """Problem of the search."""
 
+    space: Space
+    """Search space."""
+
     @property
     def key(self) -> str:
         """Return the `search_key` of this search."""
-        return search_key(self.path, self.space, self.known.problem)
-
-    @property
-    def space(self) -> str:
-        """Return the hash of the search space."""
-        return space_hash(self.known.texts, cutile.hints_of(self.kernel, self.device.arch))
+        return search_key(self.path, self.space.hashes[0], self.known.problem)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -245,8 +249,9 @@ class Recorder:
         self._counts: dict[str, int] = {}
         self._won: dict[str, list[_Won]] = {}
         self._problems: dict[str, list[Identified]] = {}
-        self._launches = Launches(self._remark_on_launch)
+        self._launches = Launches(self._remark_on_launch, self._launched_elsewhere)
         self._known: set[tuple[Path, Launched]] = set()
+        self._measured: set[tuple[str, Launched]] = set()
         self.sites: dict[str, Site] = {}
         """Recordings, by place in the library."""
         self.tables: dict[Path, RecordedTable] = {}
@@ -261,6 +266,8 @@ class Recorder:
         site = self._site(call.kernel_name() or "?")
         site.searches += 1
         if (reason := why_not_searched()) is not None:
+            if by := ranked_by():
+                reason = f"this process is a rank by {by}; each rank records with {RANKED}=1"
             site.remarks[f"answered and not searched: {reason}"] = None
             return answer(call)
         try:
@@ -272,7 +279,7 @@ class Recorder:
         self._begun()
         try:
             self._compile(task)
-            with turn(self._journals, task.turn):
+            with turn(self._journals, task.gpu_name):
                 return self._recorded(task)
         except NotRecordableError as error:
             site.remarks.pop(_NOT_ENDED, None)
@@ -311,7 +318,7 @@ class Recorder:
             if (local := why_local(kernel.empty)) is not None:
                 raise NotRecordableError(local)
             kernel_of(function.__module__, function.__qualname__)
-            if (kernel.path, call.launched) in self._known:
+            if (kernel.path, call.launched) in self._known or (site.kernel, call.launched) in self._measured:
                 return  # the table has it, or it lost a search
             with locked(kernel.path):
                 table = self._table(kernel, times=False)
@@ -324,6 +331,16 @@ class Recorder:
             site.remarks[f"a launch of {site.kernel} gets no cubin: {error_in_words(error)}"] = None
         if site.remarks:
             self._site(site.kernel).remarks |= site.remarks
+
+    def _launched_elsewhere(self, kernel: Any, args: Sequence[Any], arch: Arch) -> None:
+        """Write a launch of a problem that no search was for, though a search had its hints and signature."""
+        function = cutile.python_function(kernel)
+        hints = tuple(cutile.hints_of(kernel, arch).items())
+        launched = Launched(hints, cutile.signature_of(kernel, args))
+        measured = name_of(function.__module__, function.__qualname__), launched
+        if measured in self._measured:
+            self._measured.discard(measured)
+            self._launch(LaunchCall(kernel=kernel, arch=arch, launched=launched))
 
     def _site(self, kernel: str) -> Site:
         frame = _caller()
@@ -338,8 +355,9 @@ class Recorder:
             StoreError: The folder cannot be written in.
         """
         kernel = self._kernel(call.kernel_of(call.space[0]), site)
-        known = identified(call, texts_of(call.space), kernel.device)
-        return _Task(**vars(kernel), call=call, known=known)
+        space = call.space_on(kernel.device.arch)
+        known = identified(call, space.texts, kernel.device)
+        return _Task(**vars(kernel), call=call, known=known, space=space)
 
     def _kernel(self, kernel: Any, site: Site) -> _Kernel:
         """Read what is needed to record a kernel.
@@ -377,16 +395,19 @@ class Recorder:
 
     def _folder(self, module: str) -> Path:
         """Return the folder for the tables of a module's kernels, after a check that it can be written in."""
-        folder = self._out
-        if folder is None:
-            try:
-                folder = folder_of_package(module)
-            except StoreError:
-                raise NotRecordableError(
-                    f"the kernel's module {module} is in no package, so its tables need a folder: "
-                    "aot-tune record --out DIR"
-                ) from None
-        check_writable(folder)
+        if self._out is not None:
+            check_writable(self._out)
+            return self._out
+        try:
+            folder = folder_of_package(module)
+        except StoreError:
+            raise NotRecordableError(
+                f"the kernel's module {module} is in no package, so its tables need a folder: {_NAME_FOLDER}"
+            ) from None
+        try:
+            check_writable(folder)
+        except StoreError as error:
+            raise NotRecordableError(f"{error}: {_NAME_FOLDER}") from None
         return folder
 
     def _recorded(self, task: _Task) -> Any:
@@ -423,7 +444,7 @@ class Recorder:
         self._launches.searched(task.kernel, timed, known.problem, results.in_parts)
         try:
             launches = {at: search.launched(at, task.device.arch) for at in results.times}
-            self._known |= {(task.path, launched) for launched in launches.values()}
+            self._measured |= {(site.kernel, launched) for launched in launches.values()}
             entry = _entry(task, results, launches[results.winner])
             times = {known.texts[at]: time for at, time in results.times.items()}
             won.append(_Won(entry=entry, times=times))
@@ -441,8 +462,7 @@ class Recorder:
             if path.name != task.path.name:
                 continue
             table = self._read_against(path)
-            of_space = table.by_space.get(task.space, ())
-            same = next((e for e in of_space if e.problem == task.known.problem and e.text in texts), None)
+            same = next((e for e in table.of(task.space) if e.problem == task.known.problem), None)
             reason = _why_not_compared(path, table, task)
             if reason is None and same is not None:
                 at = texts.index(same.text)
@@ -460,7 +480,7 @@ class Recorder:
         check_replaceable(task.path)
         _existing(task.path)
         path = self._journals / str(task.device.arch) / task.path.with_suffix(".jsonl").name
-        with _journal(path, task) as journal:
+        with turn(path.parent, path.stem), _journal(path, task) as journal:  # others have GPUs of their own
             interrupted = {path.stem for path in self._journals.glob(f"*{UNFINISHED}")} - {self._run}
             outcomes = SearchJournal(journal, f"{task.key}.{number}", run=self._run, interrupted=interrupted)
             search = LibrarySearch(task.call, task.known, outcomes, task.index, partial(self._tried, task))
@@ -542,9 +562,12 @@ class Recorder:
                 f"{known.same_launches} of {count} configs are the same launch as another: same grid, hints "
                 "and arguments; leave them out"
             ] = None
-        others = self._problems.setdefault(f"{task.path} {task.space}", [])
+        others = self._problems.setdefault(f"{task.path} {task.space.hashes[0]}", [])
+        equal = equal_to_a_size(known.problem)
         if not others:
-            remarks |= {_may_follow(name): None for name in equal_to_a_size(known.problem)}
+            remarks |= {_may_follow(name): None for name in equal}
+        for name in {*known.problem.names} - {*equal}:  # another size shows that it does not follow
+            remarks.pop(_may_follow(name), None)
         for other in others:
             for name in following(other.problem, known.problem):
                 remarks.pop(_may_follow(name), None)
@@ -575,8 +598,8 @@ def _failures_in_words(texts: Sequence[str], results: Searched) -> Iterator[str]
 
 
 def equal_to_a_size(problem: Problem) -> list[str]:
-    """Return the compiled-in arguments that equal a size of a tensor, and may follow it."""
-    sizes = {str(size) for size in sizes_of(problem.arguments) if size >= LEAST_SIZE}
+    """Return the compiled-in arguments that equal a size of a tensor above 1, and may follow it."""
+    sizes = {str(size) for size in sizes_of(problem.arguments) if size > 1}
     pairs = zip(problem.names, problem.arguments, strict=True)
     return [name for name, argument in pairs if isinstance(argument, Fixed) and argument.text in sizes]
 
@@ -602,7 +625,7 @@ def _entry(task: _Task, results: Searched, launched: Launched) -> RecordedEntry:
     at, call = results.winner, task.call
     time, first = results.times[at], results.times.get(0)
     return RecordedEntry(
-        space=task.space,
+        space=task.space.hashes[0],
         problem=task.known.problem,
         config=json.loads(task.known.texts[at]),  # the library's functions may have changed it since
         hints=dict(launched.hints),
@@ -649,7 +672,7 @@ def _why_not_compared(path: Path, table: RecordedTable, task: _Task) -> str | No
     if (right := right_place_of(path, table)) is not None:
         return f"it belongs in {right}"
     reason = misfit(table, task.kernel, task.device.arch, task.digest, any_version=is_shipped(path))
-    of_space = table.by_space.get(task.space, ())
+    of_space = [*table.of(task.space)]
     if reason is None and not of_space:
         return "its search space is another"
     if reason is None and all(entry.problem.sm_count != task.device.sm_count for entry in of_space):

@@ -360,9 +360,12 @@ def _on_termination(call: Callable[[], None]) -> Iterator[None]:
     """
 
     def end(number: int, frame: object) -> None:
-        call()
-        signal.signal(number, signal.SIG_DFL)
-        os.kill(os.getpid(), number)
+        signal.signal(number, signal.SIG_IGN)  # a second signal, of `aot-tune` and torchrun, changes nothing
+        try:
+            call()
+        finally:
+            signal.signal(number, signal.SIG_DFL)
+            os.kill(os.getpid(), number)
 
     is_main = threading.current_thread() is threading.main_thread()
     if not is_main or signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:

@@ -1,4 +1,4 @@
-"""Let one process at a time search on a GPU."""
+"""Let one process at a time search on a GPU, and one at a time search a kernel."""
 
 from __future__ import annotations
 
@@ -15,23 +15,23 @@ PATIENCE_S = 600.0
 
 
 @contextmanager
-def turn(folder: Path, gpu: str) -> Iterator[None]:
-    """Hold the lock of a GPU. The system releases it when this process ends.
+def turn(folder: Path, name: str) -> Iterator[None]:
+    """Hold the lock of a GPU or a kernel. The system releases it when this process ends.
 
     Args:
         folder: The folder of the lock's file, the same for all processes of a program.
-        gpu: The GPU's name, unique on this host.
+        name: The GPU's name, unique on this host, or the kernel's.
 
     Raises:
         NotRecordableError: Another process held the lock for `PATIENCE_S`, or its file cannot be made.
     """
-    path = folder / f"{gpu}.lock"
+    path = folder / f"{name}.lock"
     try:
         folder.mkdir(parents=True, exist_ok=True)
         lock = FileLock(path, timeout=PATIENCE_S, fallback_to_soft=False)
         lock.acquire()
     except Timeout:
-        raise NotRecordableError(f"another process has searched on this GPU for {PATIENCE_S:g} s") from None
+        raise NotRecordableError(f"another process has held {path} for {PATIENCE_S:g} s") from None
     except OSError as error:
         raise NotRecordableError(
             f"{path}: {error.strerror}; name another folder: aot-tune record --journal DIR"

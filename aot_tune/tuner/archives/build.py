@@ -291,7 +291,8 @@ def _kept(
             section = archive.section(name) if name not in replaced else None
             if section is None:
                 continue
-            if name in failed or request.only_these or _of_other_modules(section, request.modules):
+            stays = name in failed or name in request.elsewhere or request.only_these
+            if stays or _of_other_modules(section, request.modules):
                 kept.append(KernelCubins.unpacked(name, section))
             else:
                 gone.append(name)
@@ -299,9 +300,9 @@ def _kept(
         if failed or request.only_these or request.modules:
             say(f"the kernels of the present archive are lost: {error}; compile all kernels to restore them")
         return []
-    names = [cubins.kernel for cubins in kept if cubins.kernel not in failed]
-    if len(names) < len(kept):
-        unchanged = " ".join(cubins.kernel for cubins in kept if cubins.kernel in failed)
+    names = [cubins.kernel for cubins in kept if cubins.kernel not in {*failed, *request.elsewhere}]
+    unchanged = " ".join(cubins.kernel for cubins in kept if cubins.kernel in failed)
+    if unchanged:
         say(f"{path} keeps the present cubins of {unchanged}, of which no compilation succeeded")
     if names and not request.only_these:
         named = " and ".join(request.modules)

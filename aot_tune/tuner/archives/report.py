@@ -30,6 +30,9 @@ class CubinRequest:
     modules: tuple[str, ...] = ()
     """The named modules; an archive's kernels of other modules are kept. Empty for all modules."""
 
+    elsewhere: tuple[str, ...] = ()
+    """Kernels that may have their table in another folder than their cubins; an archive's cubins stay."""
+
     out: Path | None = None
     """Folder to write ``<arch>/cubins.aot`` to; None for the folder of each kernel's tables."""
 

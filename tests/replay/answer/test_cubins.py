@@ -26,7 +26,11 @@ from aot_tune.replay.answer import places, records, searches
 from aot_tune.replay.answer.install import install, uninstall
 from aot_tune.replay.answer.records import KernelRecords
 from aot_tune.replay.archives import tabled_kernel, tabled_kernels
+from aot_tune.replay.fit import recorded_code
+from aot_tune.replay.table import file_name
+from aot_tune.serve.kernels import Cubins
 from aot_tune.serve.rank import priming, set_primed
+from aot_tune.tables import store
 from aot_tune.tuner.archives.build import build
 from aot_tune.tuner.archives.report import CubinRequest
 from tests.support import recorded_launches, tuned_once
@@ -203,6 +207,43 @@ def test_a_kernel_that_the_archive_lacks_is_compiled_with_one_warning(tmp_path: 
         warnings.simplefilter("error")
         ct.launch(0, (1, 1, 1), unrecorded_kernel.replace_hints(), (single,))
     assert len(driver.compiled) == 2
+
+
+def cubins_of(name: str, folder: Path) -> Cubins:
+    return Cubins(dataclasses.replace(recorded_code(scale_kernel), name=name), lambda: [folder])
+
+
+def test_nobody_is_warned_of_another_package_s_archive(tmp_path: Path) -> None:
+    fake_archive(tmp_path)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert cubins_of("otherlib.scale_kernel", tmp_path).find((), "a signature", SM90) is None
+        assert cubins_of("scale", tmp_path).find((), "a signature", SM90) is None  # a declared kernel
+    with pytest.warns(CubinWarning, match="no cubin of tests.other_kernel for a signature on sm90"):
+        assert cubins_of("tests.other_kernel", tmp_path).find((), "a signature", SM90) is None
+
+
+def test_many_launches_without_cubins_are_to_be_recorded(tmp_path: Path) -> None:
+    fake_archive(tmp_path)
+    cubins = cubins_of(NAME, tmp_path)
+    with pytest.warns(CubinWarning) as warned:
+        _ = [cubins.find((), f"signature {number}", SM90) for number in range(10)]
+    assert str(warned[-1].message).endswith(
+        f"it is the 10th of {NAME}: record these launches (aot-tune record), then aot-tune compile"
+    )
+
+
+def test_a_user_s_archive_serves_the_launches_of_a_shipped_table(
+    tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`aot-tune compile` writes there: installed packages are read-only in many images."""
+    monkeypatch.setattr(store, "libraries_folder", lambda: tmp_path / "libraries")
+    monkeypatch.setenv(environment.TABLES, str(tmp_path / "ours"))
+    fake_archive(tmp_path / "ours")
+    (tmp_path / "ours" / str(SM90) / file_name(recorded_launches.MODULE, "scale_kernel")).unlink()
+    recorded_launches.write(tmp_path / "libraries")
+    assert launch(*(FakeTensor((1024,), torch.float16) for _ in range(2))) is SPACE[7]
+    assert driver.compiled == [SYMBOL]
 
 
 def kernel_of(number: int) -> Any:

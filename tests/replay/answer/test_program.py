@@ -86,6 +86,21 @@ def test_b19_a_folder_that_pythonpath_would_cut_in_two_is_refused(monkeypatch: p
         program.run([sys.executable, "-c", ""])
 
 
+def test_a_program_that_changes_its_folder_reads_the_same_tables(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv(environment.TABLES, os.pathsep.join(["ours", "/theirs"]))
+    (tmp_path / "below").mkdir()
+    reads = "import os; os.chdir('below'); print(os.environ['AOT_TUNE_TABLES'])"
+    become = "from aot_tune.replay.answer.program import become; become"
+    done = subprocess.run(
+        [sys.executable, "-c", f"{become}({[sys.executable, '-c', reads]}, tables=[])"],
+        env={**os.environ, "PYTHONPATH": str(ROOT)}, capture_output=True, text=True, timeout=60, check=True,
+    )  # fmt: skip
+    assert done.stdout == f"{tmp_path / 'ours'}{os.pathsep}/theirs\n"
+
+
 def test_a_recorder_that_cannot_be_imported_is_one_warning_and_searches_are_answered(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -47,8 +47,12 @@ def tensors(rows: int, dtype: torch.dtype = torch.float16) -> tuple[FakeTensor, 
 def recorded(rows: int, winner: SimpleNamespace, **changes: Any) -> RecordedEntry:
     x, out = tensors(rows)
     problem = read_problem(PARAMETERS, (x, out, rows, 2.0, winner.TILE), (4,), 132)
-    space = space_hash(texts_of(SPACE), cutile.hints_of(scale_kernel, recorded_tables.TABLE.arch))
-    values = {"space": space, "config": spelled(winner), "problem": problem, **changes}
+    arch, kernel = recorded_tables.TABLE.arch, scale_kernel.replace_hints(**hints_of(winner))
+    space, hints = (
+        space_hash(texts_of(SPACE), cutile.hints_of(scale_kernel, arch)),
+        cutile.hints_of(kernel, arch),
+    )
+    values = {"space": space, "config": spelled(winner), "problem": problem, "hints": hints, **changes}
     return recorded_tables.entry(**values)
 
 
@@ -191,6 +195,16 @@ def test_of_two_equally_near_the_larger_is_taken(put: Callable[..., Path]) -> No
     assert tuned(*tensors(2048)).best.config is SPACE[8]
 
 
+def test_of_two_equally_near_that_of_the_first_folder_is_taken(
+    put: Callable[..., Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv(environment.TABLES, str(tmp_path / "ours"))
+    recorded_tables.write(tmp_path / "ours", table(recorded(1024, SPACE[4]), recorded(256, SPACE[5])))
+    put(recorded(4096, SPACE[8]), recorded(512, SPACE[0]))
+    assert tuned(*tensors(2048)).best.config is SPACE[4]
+    assert tuned(*tensors(500)).best.config is SPACE[0]  # nearer
+
+
 def test_the_first_of_several_winners_counts(put: Callable[..., Path]) -> None:
     put(recorded(1024, SPACE[5], count=1), recorded(1024, SPACE[2], count=7))
     assert tuned(*tensors(1024)).best.config is SPACE[5]
@@ -226,6 +240,21 @@ def test_a_table_of_something_else_is_left_out_with_one_warning(
     assert (len(warned), asked) == (1, [9, 9])
 
 
+def test_a_miss_gives_the_reason_why_a_table_is_left_out(
+    put: Callable[..., Path], shipped: Callable[..., None], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path = put(recorded(1024, SPACE[7]), source_hash="0" * 16)
+    monkeypatch.setenv(environment.ON_MISS, "error")
+    reason = "is left out: the code of scale_kernel changed since it was recorded .0{16}."
+    with pytest.warns(TableWarning), pytest.raises(MissError, match=rf"call \({path} {reason}\), and"):
+        tuned(*tensors(1024))
+    shipped(recorded(64, SPACE[7]))
+    with pytest.raises(
+        MissError, match=rf"x=float16\[64\] is x=float16\[1024\] here.*; {path} {reason}\), and"
+    ):
+        tuned(*tensors(1024))
+
+
 def test_a_damaged_table_is_left_out_with_one_warning(put: Callable[..., Path], asked: list[int]) -> None:
     put(recorded(1024, SPACE[7])).write_bytes(b"{")
     with pytest.warns(TableWarning, match="not JSON: .*; it is left out: restore"):
@@ -245,6 +274,21 @@ def test_a_miss_names_the_nearest_recorded_problem_and_what_differs(
         "no recorded search of tests.support.tuned_once.scale_kernel answers this call (nearest recorded: "
         "x=float16[1024] out=float16[1024] n=1024 factor=float; x=float16[1024] is x=bfloat16[1000] here; "
         "out=float16[1024] is out=bfloat16[1000] here); its 9 configs are searched"
+    ]
+
+
+def test_a_miss_of_another_search_space_names_the_nearest_problem_too(
+    put: Callable[..., Path], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    put(recorded(8192, SPACE[7]), recorded(512, SPACE[7]))
+    monkeypatch.setattr(searches.SearchCall, "search", lambda call: None)
+    with pytest.warns(MissWarning) as warned:
+        tuned(*tensors(512, torch.bfloat16), space=SPACE[:2])
+    assert [str(one.message) for one in warned] == [
+        "no recorded search of tests.support.tuned_once.scale_kernel answers this call (this search space, "
+        "its 2 configs and hints, was not recorded; nearest recorded in another: x=float16[512] "
+        "out=float16[512] n=512 factor=float; x=float16[512] is x=bfloat16[512] here; out=float16[512] is "
+        "out=bfloat16[512] here); its 2 configs are searched"
     ]
 
 

@@ -23,6 +23,7 @@ from aot_tune.replay.document import parse
 from aot_tune.replay.record import ahead as module
 from aot_tune.replay.record.ahead import Ahead
 from aot_tune.replay.record.recorder import Recorder
+from aot_tune.replay.spelling import spelled, text_of
 from tests.support.driver import Driver, FakeTensor
 from tests.support.samples import SM90
 from tests.support.tuned_once import SPACE, hints_of, scale_kernel, tuned
@@ -171,6 +172,6 @@ def test_recording_passes_over_it_and_launches_the_others_from_their_cubins(
     assert not any("_I64" in launch.symbol for launch in driver.launches)
     (path,) = (tmp_path / "tables" / "sm90").glob("*.json")
     (entry,) = parse(path.read_bytes()).entries
-    assert entry.text != ""
+    assert entry.text == text_of(spelled(result.best.config))
     journal = next((tmp_path / "journals" / "sm90").glob("*.jsonl")).read_text()
     assert journal.count("it ended the process that tried it first") == len(LARGEST)

@@ -139,6 +139,25 @@ def test_other_parts_of_the_same_sums_do_not_differ(parts: int, first: int) -> N
     assert "parts differs from the first config's" in str(memory.difference(given, NAMES))
 
 
+def along(parts: int, dim: int, *, rows: int = 16, scale: float = 1.0) -> torch.Tensor:
+    """What a kernel leaves in a workspace of a dimension of parts, with room for more parts and rows."""
+    share = in_workspace(PRODUCT * scale, parts)[: parts * 12].view(parts, 12, 4)
+    workspace = torch.zeros(8, rows, 4)
+    poison(workspace, 0)
+    workspace[:parts, :12] = share
+    return workspace.movedim(0, dim)
+
+
+@pytest.mark.parametrize("dim", [0, 1, 2])
+@pytest.mark.parametrize(("parts", "first"), [(4, 1), (1, 8)])
+def test_parts_may_lie_along_any_dimension_and_leave_padding(parts: int, first: int, dim: int) -> None:
+    assert add_up_alike(along(parts, dim), along(first, dim))
+    assert not add_up_alike(along(parts, dim, scale=1.01), along(first, dim))
+    missing = along(parts, dim)
+    missing.select(dim, 0).select(0, 5)[:] = math.nan
+    assert not add_up_alike(missing, along(first, dim))
+
+
 @pytest.mark.parametrize(
     ("tensor", "expected"),
     [
@@ -149,6 +168,7 @@ def test_other_parts_of_the_same_sums_do_not_differ(parts: int, first: int) -> N
         (in_workspace(PRODUCT, 2)[:24].roll(12, 0), in_workspace(PRODUCT, 2)[:24]),  # as many parts
         (in_workspace(PRODUCT * 0, 4), in_workspace(PRODUCT * 0, 1)),  # zeros prove nothing
         (in_workspace(PRODUCT, 1), in_workspace(PRODUCT, 1, tile=24)),  # rows of zeros are not stored
+        (in_workspace(PRODUCT, 1, tile=16), in_workspace(PRODUCT, 1)),  # zeros on what may be the caller's
         (in_workspace(PRODUCT, 1, tile=24), in_workspace(torch.cat([PRODUCT, PRODUCT * 1e-4]), 1)),
         (in_workspace(PRODUCT, 1, rows=12)[:0], in_workspace(PRODUCT, 1)),
         (torch.tensor(1.0), torch.tensor(2.0)),

@@ -28,6 +28,7 @@ from aot_tune.replay.record.recorder import Recorder, Site, equal_to_a_size, fol
 from aot_tune.replay.record.search import LibrarySearch
 from aot_tune.replay.table import Launched, RecordedTable, file_name
 from aot_tune.tables.table import SCHEMA
+from aot_tune.tuner.measure.worker import gpu_state
 from aot_tune.values.arch import Arch
 from tests.support import served_library, tuned_once
 from tests.support.driver import Driver, FakeTensor, ForeignArray, stream_on
@@ -305,6 +306,42 @@ def test_one_function_with_several_base_hints_keeps_an_entry_for_each(
     assert replayed == []
 
 
+def test_searches_that_differ_in_hints_by_config_have_an_entry_each(
+    recorder: Recorder, tmp_path: Path, replayed: list[int]
+) -> None:
+    x, out = tensors(1024)
+    plain = scale_kernel.replace_hints(occupancy=1)
+
+    def hinted(first: int, *others: int) -> dict[str, Any]:
+        return {"hints_fn": lambda config: {"occupancy": [first, *others][SPACE.index(config) % 3]}}
+
+    searched: list[dict[str, Any]] = [
+        {"kernel": plain},
+        {"kernel": lambda config: scale_kernel.replace_hints(occupancy=config.TILE // 16)},
+        {"kernel": scale_kernel},
+        {"kernel": scale_kernel, **hinted(1, 1, 1)},
+        {"kernel": scale_kernel, **hinted(4, 4, 4)},
+        {"kernel": scale_kernel, **hinted(1, 4, 1)},
+    ]
+
+    def search(given: dict[str, Any]) -> Any:
+        return tuned_once.exhaustive_search(
+            SPACE, 0, lambda config: (-(-1024 // config.TILE), 1, 1),
+            args_fn=lambda config: (x, out, 1024, 2.0, config.TILE), quiet=True, **given,
+        ).best  # fmt: skip
+
+    best = [search(given) for given in searched]
+    entries = read(tmp_path).entries
+    assert len(entries) == len({entry.space for entry in entries}) == len(searched)
+    assert {entry.count for entry in entries} == {1}
+    replay()
+    replayed.clear()
+    assert [search(given).config for given in searched] == [one.config for one in best]
+    assert replayed == []
+    with pytest.warns(MissWarning, match="this search space, its 9 configs and hints, was not recorded"):
+        search({"kernel": scale_kernel, **hinted(4, 1, 1)})
+
+
 def test_code_that_changed_since_is_recorded_anew(
     recorder: Recorder, tmp_path: Path, driver: Driver, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -381,8 +418,8 @@ def test_a_rank_is_answered_and_records_nothing(
         assert tuned(*tensors(1024)).best.config is SPACE[0]
     told = site(recorder)
     assert list(told.remarks) == [
-        "answered and not searched: this process is a rank by AOT_TUNE_RANKED=2, and searches nothing: set "
-        "AOT_TUNE_RANKED=1 if it is not one of several"
+        "answered and not searched: this process is a rank by AOT_TUNE_RANKED=2; each rank records with "
+        "AOT_TUNE_RANKED=1"
     ]
     assert (told.problems, recorder.tables) == ({}, {})
 
@@ -419,6 +456,19 @@ def test_a_folder_that_cannot_be_written_is_a_remark(
     tuned(*tensors(1024))
     assert replayed == [9]
     assert "not recorded: " in next(iter(site(other).remarks))
+
+
+def test_a_package_that_cannot_be_written_in_needs_a_folder(
+    recorder: Recorder, tmp_path: Path, replayed: list[int], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "file").write_text("")
+    monkeypatch.setattr(recording, "folder_of_package", lambda module: tmp_path / "file" / "tuned_configs")
+    other = another(journals=tmp_path / "journals")
+    tuned(*tensors(1024))
+    assert replayed == [9]
+    (remark,) = site(other).remarks
+    assert remark.startswith("not recorded: ")
+    assert remark.endswith(": aot-tune record --out DIR")
 
 
 @pytest.mark.parametrize("kind", ["link", "folder", "damaged", "newer"])
@@ -621,6 +671,20 @@ def test_a_config_that_lost_gets_no_cubin_where_the_library_launches_it(
     assert f"_I{best.TILE}" in won.signature
 
 
+def test_a_launch_of_another_size_is_in_the_table_although_its_config_lost(
+    recorder: Recorder, tmp_path: Path
+) -> None:
+    best = tuned(*tensors(1024)).best.config
+    kernel = scale_kernel.replace_hints()
+    for rows in (1024, 64):  # the second does not compile again
+        x, out = tensors(rows)
+        tuned_once.ct.launch(0, (-(-rows // 16), 1, 1), kernel, (x, out, rows, 2.0, 16))
+        assert len(read(tmp_path).launched) == (rows == 64)
+    won, lost = (next(one for one in read(tmp_path).compilations if end in one.signature)
+                 for end in (f"_I{best.TILE}", "_I16"))  # fmt: skip
+    assert (won.hints, [lost]) == (lost.hints, [*read(tmp_path).launched])
+
+
 def test_a_search_that_cutile_makes_leaves_its_configs_out_of_the_table(
     recorder: Recorder, tmp_path: Path
 ) -> None:
@@ -669,8 +733,18 @@ def test_a_constant_that_follows_a_size_is_found() -> None:
     assert following(of(128, 128), of(256, 256)) == ["N"]
     assert following(of(128, 128), of(256, 128)) == []
     assert following(of(128, 1), of(256, 2)) == []
-    assert equal_to_a_size(of(128, 128)) == ["N"]
-    assert equal_to_a_size(of(8, 8)) == equal_to_a_size(of(128, 127)) == []
+    assert equal_to_a_size(of(128, 128)) == equal_to_a_size(of(2, 2)) == ["N"]
+    assert equal_to_a_size(of(1, 1)) == equal_to_a_size(of(128, 127)) == []
+
+
+def test_a_constant_that_equals_the_only_size_is_remarked(recorder: Recorder) -> None:
+    def remarks(rows: int) -> list[str]:
+        served_library.tuned(*tensors(rows), batch=1, longest=rows, limit=8)
+        return list(site(recorder).remarks)
+
+    (remark,) = remarks(8)
+    assert remark.startswith("LIMIT is a Constant and equals a size: ")
+    assert remarks(16) == []
 
 
 def test_numbers_that_no_tensor_s_size_explains_are_sizes(recorder: Recorder, replayed: list[int]) -> None:
@@ -743,8 +817,34 @@ def test_a_search_waits_for_that_of_another_process(
     with turns.turn(tmp_path / "journals", "cuda-0"):
         assert tuned(*tensors(1024)).best.config.TILE == 32
     assert replayed == [9]
-    assert list(site(recorder).remarks) == [
-        "not recorded: another process has searched on this GPU for 0.2 s"
-    ]
+    lock = tmp_path / "journals" / "cuda-0.lock"
+    assert list(site(recorder).remarks) == [f"not recorded: another process has held {lock} for 0.2 s"]
     tuned(*tensors(1024))
     assert len(read(tmp_path).entries) == 1
+
+
+def test_a_search_waits_for_that_of_the_same_kernel_on_another_gpu(
+    recorder: Recorder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own, first, second = LibrarySearch.run, tensors(1024), tensors(5000)
+    other = Recorder(out=tmp_path / "tables", journals=tmp_path / "journals")
+    others.append(other)
+
+    def on_another_gpu() -> None:
+        monkeypatch.setattr(gpu_state, "identity", lambda index: {"uuid": "GPU-1"})
+        places.record_with(other)
+        tuned(*second)
+
+    searching = threading.Thread(target=on_another_gpu)
+
+    def run(search: LibrarySearch) -> Any:
+        if searching.ident is None:
+            searching.start()
+            searching.join(1)  # it waits for the journal
+        return own(search)
+
+    monkeypatch.setattr(LibrarySearch, "run", run)
+    tuned(*first)
+    searching.join(60)
+    assert [site(one).remarks for one in (recorder, other)] == [{}, {}]
+    assert {entry.problem.arguments[2] for entry in read(tmp_path).entries} == {Whole(1024), Whole(5000)}

@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+import signal
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from types import SimpleNamespace
@@ -23,6 +26,7 @@ from aot_tune.values.device import Device
 from tests.support.driver import Driver
 from tests.support.samples import SM90
 from tests.support.tuned_once import SPACE, scale_kernel
+from tests.support.tuned_programs import ROOT
 
 DEVICE = Device.reference(SM90)
 
@@ -257,6 +261,30 @@ def test_a_config_that_ended_the_process_is_passed_over(machine: Machine, tmp_pa
     machine.launched.clear()
     assert run(call(*tensors()), tmp_path).winner == 4
     assert machine.launched == [16]
+
+
+TWICE = """
+import os, signal, threading
+from aot_tune.replay.record.search import _on_termination
+
+lock = threading.Lock()
+
+def abandon():
+    with lock:
+        os.kill(os.getpid(), signal.SIGTERM)
+        print("written", flush=True)
+
+with _on_termination(abandon):
+    os.kill(os.getpid(), signal.SIGTERM)
+"""
+
+
+@pytest.mark.process
+def test_a_second_sigterm_changes_nothing_while_the_journal_is_written() -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", TWICE], cwd=ROOT, capture_output=True, text=True, timeout=60, check=False
+    )
+    assert (done.stdout, done.returncode) == ("written\n", -signal.SIGTERM)
 
 
 def test_arguments_that_raise_for_one_config_are_its_failure(machine: Machine, tmp_path: Path) -> None:
