@@ -6,6 +6,7 @@ launch. So an archive names the files that contain the kernel's code, and the gl
 
 from __future__ import annotations
 
+import ast
 import inspect
 import types
 from typing import Any
@@ -52,13 +53,13 @@ class _Walk:
             return
         self.modules.add(function.__module__)
         closed = closure_of(function)
-        if closed or function.__defaults__ or function.__kwdefaults__:
-            self.complete = False  # these values are not globals of a module
         try:
             trees = function_trees(function)
         except NoSourceError:
             self.complete = False
             return
+        if closed or not all(_are_literals(tree.args) for tree in trees):
+            self.complete = False  # these values are not globals of a module
         for tree in trees:
             names, imports = outer_names(tree)
             self.complete &= not imports
@@ -84,3 +85,12 @@ class _Walk:
             self.values[f"{module}:{name}"] = text
         else:
             self.complete = False
+
+
+def _are_literals(arguments: ast.arguments) -> bool:
+    """Whether the defaults of a function are written out, so that its file tells them."""
+    defaults = (*arguments.defaults, *(default for default in arguments.kw_defaults if default is not None))
+    try:
+        return all((ast.literal_eval(default), True)[1] for default in defaults)
+    except ValueError:  # a name or a call
+        return False

@@ -14,6 +14,8 @@ recorded is refused, as a launch is.
 from __future__ import annotations
 
 import functools
+import os
+import threading
 from collections.abc import Callable
 from contextlib import suppress
 from importlib import import_module
@@ -26,6 +28,29 @@ from aot_tune.errors import LaunchError
 
 _LIBRARY: Any = torch.library.Library("aot_tune", "FRAGMENT")  # type: ignore[no-untyped-call]
 """Library of the operators, kept for the life of the process: they would be removed with it."""
+
+
+_IMPORTING = threading.RLock()
+"""Held while a kernel's module is imported, and while the process forks: a child that is forked during
+another thread's import would wait for that thread, which it does not have."""
+
+_PATIENCE_S = 10.0
+"""Seconds that a fork waits for an import in another thread, which may itself wait for the forking thread."""
+
+_held: list[bool] = []
+
+
+def _before_fork() -> None:
+    _held.append(_IMPORTING.acquire(timeout=_PATIENCE_S))
+
+
+def _after_fork() -> None:
+    if _held.pop():
+        _IMPORTING.release()
+
+
+if hasattr(os, "register_at_fork"):
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
 
 
 class Shipped(NamedTuple):
@@ -43,8 +68,16 @@ class Shipped(NamedTuple):
         return self.place.rpartition(".")[2]
 
     def imported(self, name: str) -> Any:
-        """Import the kernel's module and return its `name`."""
-        return getattr(import_module(f"aot_tune.kernels.{self.place}"), name)
+        """Import the kernel's module and return its `name`.
+
+        Raises:
+            ImportError: It cannot be imported. An AttributeError would say that the package has no such name.
+        """
+        try:
+            with _IMPORTING:
+                return getattr(import_module(f"aot_tune.kernels.{self.place}"), name)
+        except AttributeError as error:
+            raise ImportError(f"aot_tune.kernels.{self.place} cannot be imported: {error}") from error
 
     def later(self, prefix: str = "") -> Callable[..., Any]:
         """Return a function that calls the host function, or its `prefix`, and imports it then."""

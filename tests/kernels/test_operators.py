@@ -19,7 +19,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from aot_tune import environment, kernels
 from aot_tune.choose.choice import Choice
 from aot_tune.errors import LaunchError
-from aot_tune.kernels import rms_norm_tunable
+from aot_tune.kernels import operators, rms_norm_tunable
 from aot_tune.serve.launch.dispatch import dispatcher_of
 from aot_tune.tunable import Tunable
 from tests.kernels.cases import CASES
@@ -319,6 +319,53 @@ def test_a_kernel_is_imported_when_it_is_first_used_and_alone() -> None:
     )
     assert traced == [["layer_norm", "rms_norm", "softmax"], [2, 8]], "in a trace, by name and as an operator"
     assert every == sorted(CASES), "in a process that has some of them"
+
+
+FORKS = """
+import os, signal, sys, threading
+from importlib.abc import MetaPathFinder
+import aot_tune.kernels
+import torch
+
+begun = threading.Event()
+
+class Slow(MetaPathFinder):
+    def find_spec(self, name, path, target=None):
+        if name == "aot_tune.kernels.products.product":
+            begun.set()
+            threading.Event().wait(0.5)
+
+sys.meta_path.insert(0, Slow())
+importing = threading.Thread(target=lambda: aot_tune.kernels.linear)
+importing.start()
+begun.wait()
+pid = os.fork()
+if not pid:
+    signal.alarm(20)
+    aot_tune.kernels.linear
+    os._exit(0)
+importing.join()
+sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
+"""
+
+
+@pytest.mark.process
+def test_b7_a_worker_that_is_forked_while_a_thread_imports_a_kernel_uses_it() -> None:
+    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+
+
+def test_an_attribute_that_a_kernel_s_module_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As an AttributeError of the package it would say that there is no such kernel."""
+
+    def lacking(module: str) -> None:
+        raise AttributeError("module 'cuda.tile' has no attribute 'Constant'")
+
+    monkeypatch.setattr(operators, "import_module", lacking)
+    with pytest.raises(
+        ImportError, match=r"kernels.norms.rms_norm cannot .* no attribute 'Constant'"
+    ):
+        operators.Shipped("norms.rms_norm").imported("rms_norm")
 
 
 def test_operators_take_one_config_for_every_batch_where_the_environment_asks(

@@ -169,7 +169,7 @@ class Dispatcher:
                 default = self._tunable.default_config(arch, self._tunable.typical_problems[0])
                 for config in (*portfolios, default):
                     self.kernels.of(config)
-                # Reads the archives' indexes only: a first launch may take 2 ms.
+                # Compares the code with the archives', and reads no cubin: a first launch may take 2 ms.
                 self.kernels.cubins.sections(arch)
                 self._indexes[arch] = index
             return self._indexes[arch]
