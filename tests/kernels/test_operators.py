@@ -362,9 +362,7 @@ def test_an_attribute_that_a_kernel_s_module_lacks_is_told(monkeypatch: pytest.M
         raise AttributeError("module 'cuda.tile' has no attribute 'Constant'")
 
     monkeypatch.setattr(operators, "import_module", lacking)
-    with pytest.raises(
-        ImportError, match=r"kernels.norms.rms_norm cannot .* no attribute 'Constant'"
-    ):
+    with pytest.raises(ImportError, match=r"kernels.norms.rms_norm cannot .* no attribute 'Constant'"):
         operators.Shipped("norms.rms_norm").imported("rms_norm")
 
 
