@@ -15,8 +15,8 @@ from hypothesis import strategies as st
 
 from aot_tune.errors import AotTuneError, NewerSchemaError, TableError, TableWarning
 from aot_tune.tables import reader, writer
-from aot_tune.tables.reader import UnreadEntry, parse, parse_as_asked
-from aot_tune.tables.strict_json import loads
+from aot_tune.tables.reader import MOST_ENTRIES, UnreadEntry, parse, parse_as_asked
+from aot_tune.tables.strict_json import MOST_BYTES, MOST_VALUES, loads
 from aot_tune.tables.table import Entry, Point, Slopes, StateTimes, Table, entry_order
 from aot_tune.tables.writer import dump
 from aot_tune.values.arch import KNOWN_ARCHS
@@ -621,3 +621,12 @@ def test_threads_that_read_an_entry_at_the_same_time_have_the_same_points():
         one, other = pool.map(lambda place: first.points, range(2))
     assert one is other
     assert first.points is one
+
+
+@pytest.mark.parametrize("path", SHIPPED, ids=lambda path: path.stem)
+def test_a_table_like_the_shipped_ones_may_have_as_many_entries_as_a_table_may_have(path):
+    data = path.read_bytes()
+    values = data.count(b"{") + data.count(b"[") + data.count(b",")
+    entries = data.count(b'{"bucket"')
+    assert values / entries * MOST_ENTRIES < MOST_VALUES
+    assert len(data) / entries * MOST_ENTRIES < MOST_BYTES
