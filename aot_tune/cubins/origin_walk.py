@@ -58,7 +58,7 @@ class _Walk:
         except NoSourceError:
             self.complete = False
             return
-        if closed or not all(_are_literals(tree.args) for tree in trees):
+        if closed or not all(isinstance(tree, ast.ClassDef) or _are_literals(tree.args) for tree in trees):
             self.complete = False  # these values are not globals of a module
         for tree in trees:
             names, imports = outer_names(tree)
