@@ -29,28 +29,40 @@ from aot_tune.errors import LaunchError
 _LIBRARY: Any = torch.library.Library("aot_tune", "FRAGMENT")  # type: ignore[no-untyped-call]
 """Library of the operators, kept for the life of the process: they would be removed with it."""
 
+_defined: set[str] = set()
+"""Schemas of the operators."""
 
-_IMPORTING = threading.RLock()
+_importing = threading.RLock()
 """Held while a kernel's module is imported, and while the process forks: a child that is forked during
 another thread's import would wait for that thread, which it does not have."""
 
 _PATIENCE_S = 10.0
 """Seconds that a fork waits for an import in another thread, which may itself wait for the forking thread."""
 
-_held: list[bool] = []
+_forking: set[int] = set()
+"""Thread that holds the lock while it forks; none after `_PATIENCE_S`."""
 
 
 def _before_fork() -> None:
-    _held.append(_IMPORTING.acquire(timeout=_PATIENCE_S))
+    if _importing.acquire(timeout=_PATIENCE_S):
+        _forking.add(threading.get_ident())
 
 
 def _after_fork() -> None:
-    if _held.pop():
-        _IMPORTING.release()
+    if threading.get_ident() in _forking:
+        _forking.clear()
+        _importing.release()
+
+
+def _renew() -> None:
+    """Renew the lock in a forked child: a thread that still imports stays in the parent."""
+    global _importing
+    _forking.clear()
+    _importing = threading.RLock()
 
 
 if hasattr(os, "register_at_fork"):
-    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_after_fork)
+    os.register_at_fork(before=_before_fork, after_in_parent=_after_fork, after_in_child=_renew)
 
 
 class Shipped(NamedTuple):
@@ -74,7 +86,7 @@ class Shipped(NamedTuple):
             ImportError: It cannot be imported. An AttributeError would say that the package has no such name.
         """
         try:
-            with _IMPORTING:
+            with _importing:
                 return getattr(import_module(f"aot_tune.kernels.{self.place}"), name)
         except AttributeError as error:
             raise ImportError(f"aot_tune.kernels.{self.place} cannot be imported: {error}") from error
@@ -122,10 +134,12 @@ def define(
             check(*map(_as_traced, args), **{key: _as_traced(value) for key, value in kwargs.items()})
         return fake(*args, **kwargs)
 
-    _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
-    full = f"{name}.{overload}" if overload else name
-    _LIBRARY.impl(full, run, "CompositeExplicitAutograd")
-    _LIBRARY.impl(full, traced, "Meta")
+    if schema not in _defined:  # `importlib.reload` defines all again
+        _LIBRARY.define(schema, tags=(torch.Tag.pt2_compliant_tag,))
+        full = f"{name}.{overload}" if overload else name
+        _LIBRARY.impl(full, run, "CompositeExplicitAutograd")
+        _LIBRARY.impl(full, traced, "Meta")
+        _defined.add(schema)
     operator: Callable[..., Any] = getattr(getattr(torch.ops.aot_tune, name), overload or "default")
     return operator
 

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import importlib
 import inspect
 import json
 import subprocess
 import sys
 from collections.abc import Callable, Iterator
+from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import pytest
@@ -327,13 +329,14 @@ from importlib.abc import MetaPathFinder
 import aot_tune.kernels
 import torch
 
-begun = threading.Event()
+aot_tune.kernels.operators._PATIENCE_S = float(sys.argv[2])
+begun, forked = threading.Event(), threading.Event()
 
 class Slow(MetaPathFinder):
     def find_spec(self, name, path, target=None):
         if name == "aot_tune.kernels.products.product":
             begun.set()
-            threading.Event().wait(0.5)
+            forked.wait(float(sys.argv[3]))
 
 sys.meta_path.insert(0, Slow())
 importing = threading.Thread(target=lambda: aot_tune.kernels.linear)
@@ -341,18 +344,48 @@ importing.start()
 begun.wait()
 pid = os.fork()
 if not pid:
-    signal.alarm(20)
-    aot_tune.kernels.linear
+    signal.alarm(10)
+    getattr(aot_tune.kernels, sys.argv[1])
     os._exit(0)
+forked.set()
 importing.join()
 sys.exit(os.waitstatus_to_exitcode(os.waitpid(pid, 0)[1]))
 """
 
 
 @pytest.mark.process
-def test_b7_a_worker_that_is_forked_while_a_thread_imports_a_kernel_uses_it() -> None:
-    done = subprocess.run([sys.executable, "-c", FORKS], capture_output=True, text=True, check=False)
+@pytest.mark.parametrize(("kernel", "patience_s", "import_s"), [("linear", 10, 0.5), ("softmax", 0.05, 10)])
+def test_b7_a_worker_that_is_forked_while_a_thread_imports_a_kernel_uses_it(
+    kernel: str, patience_s: float, import_s: float
+) -> None:
+    """Any kernel, if the fork waits for the import; every other one, if its patience ends."""
+    command = [sys.executable, "-c", FORKS, kernel, str(patience_s), str(import_s)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
+
+
+def test_b7_a_fork_whose_patience_ends_leaves_the_lock_to_its_holder(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One thread forks without the lock, and meanwhile another one gets it."""
+    monkeypatch.setattr(operators, "_PATIENCE_S", 0.01)
+    lock = operators._importing
+    with ThreadPoolExecutor(1) as importing, ThreadPoolExecutor(1) as forking:
+        assert importing.submit(lock.acquire).result()
+        operators._before_fork()
+        importing.submit(lock.release).result()
+        forking.submit(operators._before_fork).result()
+        operators._after_fork()
+        assert not lock.acquire(blocking=False), "the other thread still forks"
+        forking.submit(operators._after_fork).result()
+        assert lock.acquire(blocking=False)
+        lock.release()
+
+
+def test_the_package_can_be_reloaded() -> None:
+    before = torch.ops.aot_tune.rms_norm.default
+    assert importlib.reload(kernels) is kernels
+    assert torch.ops.aot_tune.rms_norm.default is before
+    with FakeTensorMode():
+        assert kernels.softmax(torch.empty(2, 8, dtype=BF16)).shape == (2, 8)
 
 
 def test_an_attribute_that_a_kernel_s_module_lacks_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
