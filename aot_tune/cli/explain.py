@@ -252,7 +252,7 @@ def explanation_lines(answer: Explanation) -> list[str]:
 
 def _named(configs: Sequence[Config]) -> tuple[str, list[str]]:
     """Return what all configs have in common, in words, and of each config the rest."""
-    values = [str(config).split() for config in configs]
+    values = [config.parts for config in configs]
     common = [value for value in values[0] if all(value in own for own in values)] if len(values) > 1 else []
     rest = [" ".join(value for value in own if value not in common) for own in values]
     return (f", all with {' '.join(common)}" if common else ""), rest

@@ -5,11 +5,16 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from typing import Any
 
+import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from aot_tune.choose.index import Index
+from aot_tune.choose.nearest import Buckets
+from aot_tune.errors import TableError
+from aot_tune.tables.reader import UnreadEntry
 from aot_tune.tables.table import Table
 from aot_tune.values.bucket import Exact, Pow2, bucket_of
 from aot_tune.values.problem import Problem
@@ -80,3 +85,25 @@ def test_the_estimator_of_a_table_is_made_once() -> None:
     estimators = [index.estimator(match, lambda problem: DEFAULT) for match in (first, last)]
     assert estimators[0] is estimators[1]
     assert estimators[0].table is tables[Path("t.json")]
+
+
+def test_entries_that_another_thread_leaves_out_meanwhile_are_passed_over(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A look-up has the tables of one moment, also where they change in its middle."""
+    buckets = [Problem({"dtype": "bfloat16", "M": m, "N": 64, "K": 64}) for m in (16, 64)]
+    table = table_of(buckets)
+    malformed = UnreadEntry(buckets[0], DEFAULT, True, lambda: (_ for _ in ()).throw(TableError("no number")))
+    index = index_of(dataclasses.replace(table, entries=(malformed, table.entries[1])))
+    own = Buckets.nearest
+
+    def nearest(self: Buckets, bucket: Problem, within: float) -> Any:
+        near = own(self, bucket, within)
+        monkeypatch.setattr(Buckets, "nearest", own)
+        index.leave_malformed_out()
+        return near
+
+    monkeypatch.setattr(Buckets, "nearest", nearest)
+    found = index.nearest(buckets[0], math.inf)
+    assert found is not None
+    assert found.entry.bucket == buckets[1]

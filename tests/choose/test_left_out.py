@@ -4,16 +4,25 @@ from __future__ import annotations
 
 import dataclasses
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
 from aot_tune.bench.gpu import shipped
-from aot_tune.bench.left_out import Judge, way
-from aot_tune.choose.left_out import Case, Equations, LeaveOut, fitted, fitted_slopes
+from aot_tune.bench.left_out import Judge, summary, way
+from aot_tune.choose.choice import Options
+from aot_tune.choose.index import Index
+from aot_tune.choose.left_out import Case, Equations, LeaveOut, Left, fitted, fitted_slopes
+from aot_tune.choose.legality import Legality
+from aot_tune.choose.nearest import NEAR_DOUBLINGS
 from aot_tune.choose.points import COMMON, NO_SLOPES, RULE, Estimator
+from aot_tune.choose.resolve import resolve
+from aot_tune.declare.declaration import Declaration
+from aot_tune.tables.states import in_worst_state
 from aot_tune.tables.store import package_folder, read_table
 from aot_tune.tables.table import Entry, Point, Slopes, Table
+from aot_tune.values.bucket import classes_of
 from aot_tune.values.config import Config
 from aot_tune.values.problem import Problem
 from tests.support.samples import DEFAULT, SM90, entry, scale, scale_table
@@ -178,3 +187,56 @@ def test_slopes_that_were_fitted_leave_less_than_none() -> None:
         return math.fsum(case.left(slopes).chosen for case in cases) / len(cases)
 
     assert mean(cases, table.slopes) < 0.5 * mean(cases, NO_SLOPES)
+
+
+@pytest.mark.slow
+def test_choices_two_doublings_from_every_other_bucket_leave_no_more_than_at_one() -> None:
+    """Why a bucket is near within `NEAR_DOUBLINGS`. Prints the means over the shipped tables."""
+    judge, left = Judge(shipped(), SM90), dict[int, list[Left]]()
+    for name, cases in judge.tables.items():
+        tunable = shipped()[name].tunable
+        for one in cases.table.entries:
+            doublings = _doublings_to_others(cases.table, one)
+            if one.is_timed() and doublings <= NEAR_DOUBLINGS:
+                others = tuple(other for other in cases.table.entries if other is not one)
+                slopes = judge.slopes(name, cases.estimator.exact(one.bucket))
+                table = dataclasses.replace(cases.table, entries=others, slopes=slopes)
+                left.setdefault(max(math.ceil(doublings), 1), []).extend(_chosen(tunable, table, one))
+    means = {}
+    for doublings, regrets in sorted(left.items()):
+        told = summary(regrets)
+        assert told is not None
+        means[doublings] = told.mean
+        print(f"{doublings}: {told.sizes} sizes, {told.mean:.2f} %, the default {told.default:.2f} %")
+    assert means[2] <= means[1]
+
+
+def _doublings_to_others(table: Table, entry: Entry) -> float:
+    """Return the doublings to the nearest other bucket of its classes, on the farthest axis."""
+    classes = classes_of(table.axes, entry.bucket)
+    others = (other.bucket for other in table.entries if other is not entry)
+    return min(
+        (
+            max(
+                abs(math.log2((entry.bucket.size(name) or 1) / (other.size(name) or 1)))
+                for name in table.axes
+            )
+            for other in others
+            if classes_of(table.axes, other) == classes
+        ),
+        default=math.inf,
+    )
+
+
+def _chosen(tunable: Declaration, table: Table, entry: Entry) -> Iterator[Left]:
+    """Yield the regrets of choices, and of the default, at an entry's points by a table without it."""
+    index, legality = Index(table.axes, tunable.tiles, {Path("table"): table}), Legality(tunable, SM90)
+    for point in entry.points:
+        problem = entry.bucket.replaced(**point.size)
+        default = tunable.default_config(SM90, problem)
+        columns = zip((*table.portfolio, default), in_worst_state(point).us, strict=True)
+        us = {config: time for config, time in reversed([*columns]) if time is not None}
+        chosen = resolve(problem, index, legality, Options(on_miss="nearest")).config
+        if default in us:
+            least = min(us.values())
+            yield Left(us.get(chosen, us[default]) / least - 1, us[default] / least - 1)

@@ -138,21 +138,39 @@ def test_shipped_tables_are_compiled_by_the_library_s_module(
         result = CliRunner().invoke(app, [verb, NAME, "--arch", "sm90"])
         assert result.exit_code == 0, result.stderr
         assert str(path) in result.stdout
+    (path.parent / FILE_NAME).unlink()
+    own = write(tmp_path / "own")
+    monkeypatch.setenv(environment.TABLES, str(tmp_path / "own"))
+    words = ["compile", "--arch", "sm90", "--cubins", str(cubins), "--kernel", NAME]
+    result = CliRunner().invoke(app, words)
+    assert result.exit_code == 0, result.stderr
+    assert (own.parent / FILE_NAME).exists()
+    assert not (path.parent / FILE_NAME).exists()  # a kernel's shipped table counts where it has no other
     write(tmp_path / "libraries", table(source_hash="0" * 16))
     assert "changed since it was recorded" in str(tabled_kernel(path))
 
 
-@pytest.mark.process
-def test_cubins_of_shipped_tables_go_to_the_user_s_folder(
-    tmp_path: Path, cubins: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Installed packages are read-only in many images."""
+@pytest.fixture
+def libraries(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """The folder of shipped tables, with one, beside the user's folder `ours`."""
     monkeypatch.setattr(store, "libraries_folder", lambda: tmp_path / "libraries")
     monkeypatch.setenv(environment.TABLES, str(tmp_path / "ours"))
     write(tmp_path / "libraries")
-    words = ["compile", "--arch", "sm90", "--cubins", str(cubins), "--module", MODULE]
-    result = CliRunner().invoke(app, words)
+    return tmp_path / "libraries"
+
+
+def compiled(cubins: Path, *words: str) -> list[str]:
+    """Compile, and return the lines to stderr."""
+    result = CliRunner().invoke(app, ["compile", "--arch", "sm90", "--cubins", str(cubins), *words])
     assert result.exit_code == 0, result.stderr
+    return result.stderr.splitlines()
+
+
+@pytest.mark.process
+@pytest.mark.usefixtures("libraries")
+def test_cubins_of_shipped_tables_go_to_the_user_s_folder(tmp_path: Path, cubins: Path) -> None:
+    """Installed packages are read-only in many images."""
+    compiled(cubins, "--module", MODULE)
     assert [path.parent.parent for path in tmp_path.rglob(FILE_NAME)] == [tmp_path / "ours"]
     assert [(fit.kernels, fit.faults) for fit in check(tmp_path / "ours", {}, RecordedTables())] == [
         ((NAME,), ())
@@ -161,28 +179,24 @@ def test_cubins_of_shipped_tables_go_to_the_user_s_folder(
 
 @pytest.mark.process
 def test_beside_own_tables_a_shipped_one_is_compiled_by_its_kernel_alone(
-    tmp_path: Path, cubins: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, cubins: Path, libraries: Path
 ) -> None:
-    monkeypatch.setattr(store, "libraries_folder", lambda: tmp_path / "libraries")
-    monkeypatch.setenv(environment.TABLES, str(tmp_path / "ours"))
-    write(tmp_path / "libraries")
     x = torch.empty(64, device="meta")
     signature = cutile.signature_of(halve_kernel, (x, x, 16))
     digest, _ = kernel_hash(halve_kernel)
     other = entry(1024, hints=cutile.hints_of(halve_kernel, SM90), signature=signature)
     changes = {"module": wide_samples.__name__, "kernel": "halve_kernel", "source_hash": digest}
-    for folder in ("libraries", "ours"):
-        own = write(tmp_path / folder, table(other, **changes)).stem
-    words, both = ["compile", "--arch", "sm90", "--cubins", str(cubins)], sorted([own, NAME])
+    for folder in (libraries, tmp_path / "ours"):
+        own = write(folder, table(other, **changes)).stem
+    both = sorted([own, NAME])
     for more, held in (
         (["--module", "tests.support"], [own]),
         (["--kernel", NAME], both),
         (["--module", "tests.support"], both),
         (["--kernel", own], both),
     ):
-        result = CliRunner().invoke(app, [*words, *more])
-        assert result.exit_code == 0, result.stderr
+        told = compiled(cubins, *more)
         assert [*Archive(tmp_path / "ours" / "sm90" / FILE_NAME).kernels] == held
         remark = f"shipped tables of 1 kernel are left out beside your own; add one: --kernel {NAME}"
-        assert (f"remark: {remark}" in result.stderr.splitlines()) == ("--module" in more)
-    assert not (tmp_path / "libraries" / "sm90" / FILE_NAME).exists()
+        assert (f"remark: {remark}" in told) == ("--module" in more)
+    assert not (libraries / "sm90" / FILE_NAME).exists()

@@ -47,11 +47,9 @@ def tensors(rows: int, dtype: torch.dtype = torch.float16) -> tuple[FakeTensor, 
 def recorded(rows: int, winner: SimpleNamespace, **changes: Any) -> RecordedEntry:
     x, out = tensors(rows)
     problem = read_problem(PARAMETERS, (x, out, rows, 2.0, winner.TILE), (4,), 132)
-    arch, kernel = recorded_tables.TABLE.arch, scale_kernel.replace_hints(**hints_of(winner))
-    space, hints = (
-        space_hash(texts_of(SPACE), cutile.hints_of(scale_kernel, arch)),
-        cutile.hints_of(kernel, arch),
-    )
+    arch = recorded_tables.TABLE.arch
+    space = space_hash(texts_of(SPACE), cutile.hints_of(scale_kernel, arch))
+    hints = cutile.hints_of(scale_kernel.replace_hints(**hints_of(winner)), arch)
     values = {"space": space, "config": spelled(winner), "problem": problem, "hints": hints, **changes}
     return recorded_tables.entry(**values)
 

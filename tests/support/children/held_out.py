@@ -1,13 +1,15 @@
-"""Call the sites of FlashInfer and TileGym at models that are not recorded, on the stand-in driver.
+"""Call the sites of FlashInfer and TileGym at some models' shapes, on the stand-in driver.
 
-``python -m tests.support.children.held_out`` prints, by site, how many first calls the shipped tables answer,
-of how many. Nothing is launched: whether a search is answered shows before.
+``python -m tests.support.children.held_out MODEL...`` prints, by site, how many first calls the shipped
+tables answer, of how many. Nothing is launched: whether a search is answered shows before.
 """
 
 from __future__ import annotations
 
 import importlib
 import json
+import sys
+from collections.abc import Sequence
 from typing import Any
 
 import torch
@@ -15,12 +17,12 @@ import torch
 import aot_tune
 from aot_tune.bench.children.library import forget
 from aot_tune.bench.children.operations import OPERATIONS
-from aot_tune.bench.libraries.sites import HELD_OUT, SITES, shapes_of
+from aot_tune.bench.libraries.sites import SITES, shapes_of
 from aot_tune.errors import MissError
 from tests.support.played_cuda import on_the_stand_in
 
 
-def main() -> None:
+def main(models: Sequence[str]) -> None:
     """Call each site at each model's shapes; a miss raises."""
     import cuda.tile as ct
 
@@ -33,7 +35,7 @@ def main() -> None:
             library: Any = importlib.import_module(operation.module)
             tile["launch"] = lambda *args, **kwargs: None
             cuda["synchronize"] = lambda *device: None
-            shapes = [shape for model in HELD_OUT for shape in shapes_of(site, model)]
+            shapes = [shape for model in models for shape in shapes_of(site, model)]
             count = 0
             for shape in shapes:
                 forget(library)
@@ -47,4 +49,4 @@ def main() -> None:
 
 
 if __name__ == "__main__":
-    main()
+    main(sys.argv[1:])

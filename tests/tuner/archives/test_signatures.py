@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import itertools
+import math
+import random
 from functools import cache
 from typing import Any
 
@@ -17,9 +19,10 @@ from aot_tune.declare.discovery import OWN_KERNELS, FoundKernel, find_tunables
 from aot_tune.inputs import has_odd_sizes
 from aot_tune.kernels import attention_decode_tunable, attention_varlen_tunable
 from aot_tune.nvidia import cutile
+from aot_tune.tables.store import package_folder, read_table, table_path
 from aot_tune.tables.table import Table
 from aot_tune.tunable import Tunable
-from aot_tune.tuner.archives.signatures import Compilation, compilations
+from aot_tune.tuner.archives.signatures import Compilation, _compilation, compilations
 from aot_tune.tuner.measure.worker.backend import RECHECK_SEEDS, SEEDS
 from aot_tune.tuner.plan.candidates import DeviceKernel
 from aot_tune.values.arch import Arch
@@ -303,3 +306,28 @@ def test_the_default_for_every_batch_is_compiled_where_nothing_tabled_is() -> No
     assert not is_compiled()
     assert not is_compiled(batch_axes=("M",))  # a config of the portfolio serves every batch
     assert is_compiled(batch_axes=("M",), invariant=lambda config, problem: config == other)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("name", ["attention_decode", "matmul_fp8", "matmul_fp8_block"])
+def test_some_config_has_a_cubin_at_nearly_every_size_between_the_declared_ones(name: str) -> None:
+    """The default depends on the size, and has one at few of them: a launch takes the best that has."""
+    found, draw = find_tunables([OWN_KERNELS])[name], random.Random(3)
+    tunable, kernel = found.tunable, DeviceKernel(found, SM90)
+    table = read_table(table_path(package_folder(tunable), SM90, name))
+    needed, asked, missing = set(compilations(kernel, [table])), 0, 0
+    sizes = {
+        axis: [bucket.size(axis) for bucket in tunable.buckets]
+        for axis, kind in tunable.axes.items()
+        if isinstance(kind, Pow2)
+    }
+    for _ in range(400):
+        drawn = {a: math.exp(draw.uniform(math.log(min(of)), math.log(max(of)))) for a, of in sizes.items()}
+        problem = draw.choice(tunable.buckets).replaced(**{a: round(size) for a, size in drawn.items()})
+        if problem.get("windowed"):  # there are no more keys than the window's
+            continue
+        runs = (config for config in table.portfolio if tunable.refusal(config, SM90, problem) is None)
+        asked += 1
+        missing += not needed.intersection(_compilation(kernel, problem, config, 0) for config in runs)
+    assert missing <= 0.02 * asked
+    assert asked > 200
