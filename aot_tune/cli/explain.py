@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 import warnings
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from operator import sub
@@ -252,10 +252,16 @@ def explanation_lines(answer: Explanation) -> list[str]:
 
 def _named(configs: Sequence[Config]) -> tuple[str, list[str]]:
     """Return what all configs have in common, in words, and of each config the rest."""
-    values = [config.parts for config in configs]
-    common = [value for value in values[0] if all(value in own for own in values)] if len(values) > 1 else []
-    rest = [" ".join(value for value in own if value not in common) for own in values]
-    return (f", all with {' '.join(common)}" if common else ""), rest
+    values = [
+        [("kernel", config.kernel), *config.constants.items(), *config.hints.items()] for config in configs
+    ]
+    common = [pair for pair in values[0] if all(pair in own for own in values)] if len(values) > 1 else []
+
+    def text(pairs: Iterable[tuple[str, object]]) -> str:
+        return " ".join(f"{name}={value}" for name, value in pairs if value is not None)
+
+    rest = [text(pair for pair in own if pair not in common) for own in values]
+    return (f", all with {text(common)}" if text(common) else ""), rest
 
 
 def _slopes_lines(slopes: Sequence[float]) -> list[str]:

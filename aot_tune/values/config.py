@@ -126,13 +126,9 @@ class Config:
         return f"Config({self})"
 
     def __str__(self) -> str:
-        return " ".join(self.parts) or "no constants, no hints"
-
-    @property
-    def parts(self) -> list[str]:
-        """Its kernel, if named, its constants and hints, each as ``name=value``."""
         named = [("kernel", self.kernel)] if self.kernel is not None else []
-        return [f"{name}={value}" for name, value in (*named, *self.constants.items(), *self.hints.items())]
+        parts = [f"{name}={value}" for name, value in (*named, *self.constants.items(), *self.hints.items())]
+        return " ".join(parts) or "no constants, no hints"
 
     def with_constant_order(self, names: tuple[str, ...]) -> Config:
         """Return an equal config with its constants in the order of `names`."""
