@@ -59,8 +59,7 @@ def layers(model: Model, tokens: int) -> Iterator[tuple[str, dict[str, Value]]]:
     yield "gate_up_swiglu", {"tokens": tokens, "N": inner, "K": hidden}
     yield "gated_activation", {"activation": "silu", "rows": tokens, "cols": inner}
     yield "rope", {"interleaved": False, "tokens": tokens, **of_heads, "rotary_dim": head_dim}
-    if tokens > 2:
-        yield "attention", {"mask": "causal", "batch": 1, "tokens": tokens, **of_heads}
+    yield "attention", {"mask": "causal", "batch": 1, "tokens": tokens, **of_heads}
     if few:
         yield "softmax", {"dtype": "float32", "rows": tokens, "cols": vocabulary}
         for context in (300, 2000, 8000):

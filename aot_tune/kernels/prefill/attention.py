@@ -220,9 +220,9 @@ attention_tunable = Tunable(
         shapes(8, (512, 2048), 64, 8, head_dim=64, mask="causal_127"),
         shapes(1, (8192, 16384), 32, 8, mask="causal_4095"),  # Mistral 7B v0.1
         shapes(8, (2048,), 20, 20, head_dim=64, mask="full"),  # Whisper large's encoder, 1500 tokens
-        shapes(1, (16, 64), 32, 8),  # short prompts
+        shapes(1, (4, 16, 64), 32, 8),  # short prompts
         shapes(8, (64, 128), 32, 8),
-        shapes(1, (64, 512, 2048), 32, 8, head_dim=64),  # Llama 3.2 1B
+        shapes(1, (4, 64, 512, 2048), 32, 8, head_dim=64),  # Llama 3.2 1B
         shapes(8, (512, 2048), 32, 8, head_dim=64),
         shapes(1, (16, 64, 512, 2048, 8192), 32, 32),  # Llama 2 7B
         shapes(1, (16, 64, 512, 2048), 16, 8),  # Qwen3 0.6B
