@@ -49,13 +49,15 @@ def pytest_configure() -> None:
         "quantization.kernels.cutile.per_token_group_quant_8bit_cutile:per_token_group_quant_8bit_cutile"
     )
 
-    def mm_bf16(a: Any, b: Any, bias: Any = None, pdl: bool = False, out: Any = None, **_: Any) -> Any:
-        for name, given in (("bias", bias), ("pdl", pdl)):
+    def mm_bf16(
+        a: Any, b: Any, bias: Any = None, pdl: bool = False, out: Any = None, *_: Any, **__: Any
+    ) -> Any:
+        for name, given in (("bias", bias is not None), ("pdl", pdl)):
             if given:
                 raise ValueError(f"cuTile ignores `{name}`")
         return mm(a, b, out)
 
-    def bmm_bf16(a: Any, b: Any, out: Any = None, **_: Any) -> Any:
+    def bmm_bf16(a: Any, b: Any, out: Any = None, *_: Any, **__: Any) -> Any:
         return bmm(a, b, out)
 
     for function in (mm_bf16, bmm_bf16):
