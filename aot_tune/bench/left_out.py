@@ -182,7 +182,9 @@ def parts(names: Sequence[str], arch: Arch) -> Iterator[tuple[str, Lefts]]:
     yield "slopes of the other tables alone", judge.lefts(lambda name, c: c.left(judge.common(name)))
     yield "no slopes", judge.lefts(lambda name, case: case.left(NO_SLOPES))
     yield "no charge for unseen points", judge.lefts(judge.by(RULE._replace(unseen=0.0)))
-    yield "the default only where it is fastest", judge.lefts(judge.by(RULE._replace(overlap=0.0)))
+    always = RULE._replace(overlap=0.0, few_us=0.0)
+    yield "the default only where it is fastest", judge.lefts(judge.by(always))
+    yield "differences of few microseconds count", judge.lefts(judge.by(RULE._replace(few_us=0.0)))
     for title, rule in (
         ("one bucket", RULE._replace(most_near=1)),
         ("buckets of its classes", RULE._replace(other_class=99.0)),

@@ -75,6 +75,12 @@ class Case:
     scale: float
     """Factor by which their estimates shrink."""
 
+    spread: float
+    """As of `Points.spread`."""
+
+    us: float
+    """As of `Points.us`."""
+
     def left(self, slopes: Slopes, rule: Rule = RULE) -> Left:
         """Return the regrets of the rule's choice and of the default."""
         own = slopes.inside if self.is_inside else slopes.outside
@@ -85,7 +91,7 @@ class Case:
         chosen = min(estimates, key=lambda place: (estimates[place], place), default=self.default)
         if not self.is_inside and self.default in estimates:
             behind = self.scale * (estimates[self.default] - estimates[chosen])
-            chosen = self.default if behind <= math.log1p(rule.overlap) else chosen
+            chosen = self.default if behind <= rule.needed(self.spread, self.us) else chosen
         return self.regrets(chosen)
 
     def regrets(self, chosen: int) -> Left:
@@ -200,6 +206,8 @@ class LeaveOut:
             default=default,
             rows=rows,
             scale=total / (total + points.far),
+            spread=points.spread(weights),
+            us=points.us(weights),
         )
 
     def _legal_at(self, source: Source) -> tuple[Mapping[int, float], int, Mapping[int, Counts]]:

@@ -29,7 +29,8 @@ and the config with the least estimate is taken.
   a time at any point is not estimated.
 
 Outside buckets all estimates shrink towards none the farther the points are (`Rule.far`), and the default is
-taken unless the choice is expected to be faster by more than `Rule.overlap`. On another GPU model than the
+taken unless the choice is expected to be faster by more than `Rule.overlap`; where in the mean of the points
+all configs are within twice of `Rule.equal`, also by more than `Rule.few_us`. On another GPU model than the
 measured one, of the configs whose estimates overlap, the config that loads the fewest bytes is taken: the
 fastest of them is not known, and with less bandwidth only bytes cost more. ``tuned_configs/README.md`` has an
 example and the rule's regret on measured tables.
@@ -100,6 +101,19 @@ class Rule(NamedTuple):
 
     overlap: float = 0.01
     """Fraction within which estimates from other buckets overlap, half of the tie band of measured times."""
+
+    few_us: float = 0.2
+    """Microseconds within which they overlap too, where the slowest is within twice of `equal`."""
+
+    def needed(self, spread: float, us: float) -> float:
+        """Return the log slowdown by which the default must be behind, for another config to be taken.
+
+        Args:
+            spread: Log slowdown of the slowest config, in the mean of the points.
+            us: Expected time of the fastest, microseconds.
+        """
+        few = self.few_us / us if spread < 2 * self.equal else 0.0
+        return math.log1p(max(self.overlap, few))
 
 
 RULE = Rule()
@@ -188,7 +202,7 @@ def _fastest(entry: Entry, estimates: Estimates, ranked: Sequence[Estimate], all
     for slowdown, place in ranked:
         config = estimates.configs[place]
         behind = math.inf if estimates.points.is_inside else estimates.default_slowdown - slowdown
-        if behind <= math.log1p(RULE.overlap) and allowed(default):
+        if behind < math.inf and behind <= estimates.needed and allowed(default):
             return Pick(default, partial(_overlap, estimates, behind, config))
         if allowed(config):
             return Pick(config, partial(_reason, estimates, slowdown))
@@ -232,7 +246,7 @@ def _overlap(estimates: Estimates, behind: float, fastest: Config) -> str:
         return f"the default, fastest expected: estimated from {estimates.basis}"
     return (
         f"the default: expected to take {math.expm1(behind):.1%} longer than {fastest}, and estimates from "
-        f"other buckets overlap within {RULE.overlap:.0%}; estimated from {estimates.basis}"
+        f"other buckets overlap within {math.expm1(estimates.needed):.0%}; estimated from {estimates.basis}"
     )
 
 
@@ -274,6 +288,9 @@ class Source(NamedTuple):
 
     slowdowns: Sequence[float | None]
     """Log slowdown of each column; None without a time."""
+
+    spread: float
+    """Log slowdown of the slowest."""
 
     counts: Mapping[int, Counts]
     """Counts on the measured GPU of each column with a time; none where they change no part of it."""
@@ -352,6 +369,16 @@ class Points:
         apart = map(add, distances(logs, self._logs), self._more)
         return [doublings**-2 for doublings in apart]
 
+    def us(self, weights: Sequence[float]) -> float:
+        """Return the time of the fastest config in the mean of the points, microseconds."""
+        total: float = sum(map(mul, weights, [source.us for source in self.sources]))
+        return math.exp(total / sum(weights))
+
+    def spread(self, weights: Sequence[float]) -> float:
+        """Return the log slowdown of the slowest config in the mean of the points."""
+        total: float = sum(map(mul, weights, [source.spread for source in self.sources]))
+        return total / sum(weights)
+
 
 Estimate = tuple[float, int]
 """Log slowdown of a config, relative to a time that all share, and the config's column."""
@@ -404,8 +431,12 @@ class Estimates(NamedTuple):
 
     def us(self, slowdown: float) -> float:
         """Return the expected microseconds at a log slowdown, for a size inside a bucket."""
-        fastest = [source.us for source in self.points.sources]
-        return math.exp(sum(map(mul, self.weights, fastest)) / sum(self.weights) + slowdown)
+        return self.points.us(self.weights) * math.exp(slowdown)
+
+    @property
+    def needed(self) -> float:
+        """Log slowdown by which the default must be behind, for another config to be taken."""
+        return RULE.needed(self.points.spread(self.weights), self.points.us(self.weights))
 
     @property
     def basis(self) -> str:
@@ -611,8 +642,8 @@ class Estimator:
         problem, us = entry.bucket.replaced(**point.size), worst_times(point.us, point.states)
         least = min([time for time in us if time is not None])
         slowdowns = [None if time is None else math.log(time / least) for time in us]
-        worst = max([slowdown for slowdown in slowdowns if slowdown is not None])
-        share = min(max(worst / self.rule.equal - 1, 0.0), 1.0)
+        spread = max([slowdown for slowdown in slowdowns if slowdown is not None])
+        share = min(max(spread / self.rule.equal - 1, 0.0), 1.0)
         part = share * (self._batch_of(problem) / self._largest if self._largest else 1.0)
         timed = [place for place, time in enumerate(us) if time is not None and part]
         return Source(
@@ -622,6 +653,7 @@ class Estimator:
             part=part,
             us=math.log(least),
             slowdowns=slowdowns,
+            spread=spread,
             counts=self.counts_at(problem, timed),
             kept={},
         )

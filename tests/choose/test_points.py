@@ -294,6 +294,23 @@ def test_outside_its_buckets_the_default_is_taken_where_the_estimates_overlap(
     assert picked(table, 500) == NARROW, "inside its bucket the fastest is taken"
 
 
+@pytest.mark.parametrize(
+    ("us", "config"),
+    [
+        ((6.0, 6.3, 6.19), DEFAULT),  # all within a few percent: 0.2 us are within the noise of a launch
+        ((6.0, 6.3, 6.25), NARROW),
+        ((60.0, 63.0, 61.9), NARROW),
+        ((6.0, 6.7, 6.19), NARROW),  # one is clearly slower: the kernel tells configs apart
+    ],
+)
+def test_a_difference_of_few_microseconds_counts_where_the_points_tell_configs_apart(
+    us: Us, config: Config
+) -> None:
+    found = pick_of(table_of(entry_of({512: us})), 1000, tiles=None)
+    assert found is not None
+    assert found.config == config
+
+
 def test_the_choice_does_not_depend_on_what_was_asked_before() -> None:
     entries = [at_n(n, (2.0 + n % 7, 3.0, 4.0), m=m) for n in range(1000, 9000, 700) for m in (64, 512)]
     table, asked = (
@@ -567,10 +584,10 @@ Most = tuple[float, float]
         # Swept in several states, with sizes and shapes added where the rule was worst: they ask more of it.
         ("attention", (0.65, 4.8), (1.65, 7.8)),
         ("attention_decode", (0.3, 2.3), (3.6, 21.5)),
-        ("rms_norm", (2.0, 6.3), (2.5, 8.4)),
+        ("rms_norm", (2.0, 6.3), (2.5, 8.9)),
         ("matmul", (0.56, 3.5), (1.38, 7.6)),
         ("linear", (0.33, 2.0), (0.92, 7.2)),
-        ("softmax", (0.5, 3.9), (5.0, 13.7)),
+        ("softmax", (0.5, 3.9), (5.2, 13.8)),
     ],
 )
 def test_on_the_tables_of_sm90_the_rule_leaves_at_most(
