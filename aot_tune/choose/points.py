@@ -30,10 +30,10 @@ and the config with the least estimate is taken.
 
 Outside buckets all estimates shrink towards none the farther the points are (`Rule.far`), and the default is
 taken unless the choice is expected to be faster by more than `Rule.overlap`; where in the mean of the points
-all configs are within twice of `Rule.equal`, also by more than `Rule.few_us`. On another GPU model than the
-measured one, of the configs whose estimates overlap, the config that loads the fewest bytes is taken: the
-fastest of them is not known, and with less bandwidth only bytes cost more. ``tuned_configs/README.md`` has an
-example and the rule's regret on measured tables.
+all configs are within one and a half of `Rule.equal`, also by more than `Rule.few_us`. On another GPU model
+than the measured one, of the configs whose estimates overlap, the config that loads the fewest bytes is
+taken: the fastest of them is not known, and with less bandwidth only bytes cost more.
+``tuned_configs/README.md`` has an example and the rule's regret on measured tables.
 """
 
 from __future__ import annotations
@@ -103,7 +103,7 @@ class Rule(NamedTuple):
     """Fraction within which estimates from other buckets overlap, half of the tie band of measured times."""
 
     few_us: float = 0.2
-    """Microseconds within which they overlap too, where the slowest is within twice of `equal`."""
+    """Microseconds within which they overlap too, where the slowest is within one and a half of `equal`."""
 
     def needed(self, spread: float, us: float) -> float:
         """Return the log slowdown by which the default must be behind, for another config to be taken.
@@ -112,7 +112,7 @@ class Rule(NamedTuple):
             spread: Log slowdown of the slowest config, in the mean of the points.
             us: Expected time of the fastest, microseconds.
         """
-        few = self.few_us / us if spread < 2 * self.equal else 0.0
+        few = self.few_us / us if spread < 1.5 * self.equal else 0.0
         return math.log1p(max(self.overlap, few))
 
 
