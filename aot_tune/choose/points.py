@@ -29,10 +29,10 @@ and the config with the least estimate is taken.
   a time at any point is not estimated.
 
 Outside buckets all estimates shrink towards none the farther the points are (`Rule.far`), and the default is
-taken unless the choice is expected to be faster by more than `Rule.overlap`; where in the mean of the points
-all configs are within one and a half of `Rule.equal`, also by more than `Rule.few_us`. On another GPU model
-than the measured one, of the configs whose estimates overlap, the config that loads the fewest bytes is
-taken: the fastest of them is not known, and with less bandwidth only bytes cost more.
+taken unless the choice is expected to be faster by more than `Rule.overlap`; where the slowest config of each
+point is, in the mean of the points, within one and a half of `Rule.equal`, also by more than `Rule.few_us`.
+On another GPU model than the measured one, of the configs whose estimates overlap, the config that loads the
+fewest bytes is taken: the fastest of them is not known, and with less bandwidth only bytes cost more.
 ``tuned_configs/README.md`` has an example and the rule's regret on measured tables.
 """
 
@@ -103,13 +103,13 @@ class Rule(NamedTuple):
     """Fraction within which estimates from other buckets overlap, half of the tie band of measured times."""
 
     few_us: float = 0.2
-    """Microseconds within which they overlap too, where the slowest is within one and a half of `equal`."""
+    """Microseconds within which they overlap too, where `Points.spread` is within 1.5 times `equal`."""
 
     def needed(self, spread: float, us: float) -> float:
         """Return the log slowdown by which the default must be behind, for another config to be taken.
 
         Args:
-            spread: Log slowdown of the slowest config, in the mean of the points.
+            spread: As of `Points.spread`.
             us: Expected time of the fastest, microseconds.
         """
         few = self.few_us / us if spread < 1.5 * self.equal else 0.0
@@ -375,7 +375,7 @@ class Points:
         return math.exp(total / sum(weights))
 
     def spread(self, weights: Sequence[float]) -> float:
-        """Return the log slowdown of the slowest config in the mean of the points."""
+        """Return the mean over the points of the log slowdown of each point's slowest config."""
         total: float = sum(map(mul, weights, [source.spread for source in self.sources]))
         return total / sum(weights)
 

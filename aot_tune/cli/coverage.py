@@ -11,6 +11,8 @@ from aot_tune.choose.index import Index, Match
 from aot_tune.choose.legality import Legality
 from aot_tune.choose.nearest import NEAR_DOUBLINGS
 from aot_tune.declare.declaration import Declaration
+from aot_tune.declare.selection import check_callable
+from aot_tune.errors import UsageError
 from aot_tune.serve import loader
 from aot_tune.values.arch import Arch
 from aot_tune.values.bucket import Classes, Exact, Pow2, classes_of, edge
@@ -136,11 +138,12 @@ def space_of(tunable: Declaration, index: Index) -> list[Problem]:
 
 
 def _may_run(tunable: Declaration, problem: Problem) -> bool:
-    """Whether the declaration takes a problem that nobody declared."""
+    """Whether a call can have a problem that nobody declared."""
     try:
-        return bool(tunable.make_args(problem, "meta", 0))
-    except Exception:  # the author's function refuses sizes of another kind
+        check_callable(tunable, problem)
+    except UsageError:
         return False
+    return True
 
 
 def _divided(size: int) -> Iterator[int]:

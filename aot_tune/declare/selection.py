@@ -165,14 +165,14 @@ def chosen_problems(tunable: Declaration, wanted: Mapping[str, Value]) -> tuple[
     if len(wanted) == len(pattern):
         # An unknown dtype looks like any class: only the kernel can refuse it, by making such arguments.
         problem = Problem({name: wanted[name] for name in pattern})
-        _check_callable(tunable, problem)
+        check_callable(tunable, problem)
         return (problem,)
     agreeing = tuple(problem for problem in tunable.typical_problems if _agrees(tunable, problem, wanted))
     if not agreeing:
         raise UsageError(_none_agrees(tunable, wanted))
     problems = tuple(dict.fromkeys(problem.replaced(**wanted) for problem in agreeing))
     for problem in problems:
-        _check_callable(tunable, problem)
+        check_callable(tunable, problem)
     return problems
 
 
@@ -204,8 +204,12 @@ def problems_by_kernel(
     return chosen
 
 
-def _check_callable(tunable: Declaration, problem: Problem) -> None:
-    """Refuse a problem that no call of the kernel can have."""
+def check_callable(tunable: Declaration, problem: Problem) -> None:
+    """Refuse a problem that no call of the kernel can have.
+
+    Raises:
+        UsageError: `make_args` or `problem` refuses it, or they state another problem.
+    """
     try:
         stated = tunable.problem_of(*tunable.make_args(problem, "meta", 0))
     # This is the author's code on the user's input: whatever it raises, no call has this problem.

@@ -1,8 +1,8 @@
 """Measure how near two problems of one search are. Pure.
 
 The rule is that of declared kernels (`aot_tune.choose.nearest`): the smallest sum of doublings between
-buckets, each at most one doubling apart; of equally near problems the larger, then the first. Three things
-differ, because no axis is declared:
+buckets; of equally near problems the larger, then the first. On each axis they are at most one doubling
+apart (`NEAR`), not two. Three things differ, because no axis is declared:
 
 1. Each dimension of each tensor is an axis by powers of two. An empty dimension is a bucket of its own. The
    larger of two problems has more elements.

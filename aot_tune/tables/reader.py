@@ -481,8 +481,12 @@ def _unread(table: Table, data: bytes, start: int, where: str) -> tuple[Entry, .
             values = figures.read(loads(b'{"mean_us": ' + data[start:end]))
             return values | {"points": _inside(bucket, values["points"])}
         except TableError as error:
-            step = f"entries[{place}]"
-            mistake = TableError(f"{where}: {error.problem}", f"{step}.{error.path}" if error.path else step)
+            step, problem = f"entries[{place}]", error.problem
+            try:
+                loads(data)
+            except TableError as of_file:  # with the file's lines and columns
+                problem = of_file.problem
+            mistake = TableError(f"{where}: {problem}", f"{step}.{error.path}" if error.path else step)
             if not warned:
                 text = f"{mistake}; entries with such a mistake are left out: restore the file"
                 warn(shortened(text, 2000), TableWarning)

@@ -10,7 +10,9 @@ import pytest
 from typer.testing import CliRunner
 
 from aot_tune.cli.app import app
-from aot_tune.cli.coverage import Coverage, coverage, coverage_lines
+from aot_tune.cli.coverage import Coverage, coverage, coverage_lines, space_of
+from aot_tune.kernels import attention_decode_tunable, attention_tunable
+from aot_tune.serve import loader
 from aot_tune.tunable import Tunable
 from aot_tune.values.arch import Arch
 from aot_tune.values.problem import Problem
@@ -72,6 +74,17 @@ def test_without_a_list_the_tables_own_space_is_asked(scale: Tunable) -> None:
     assert [what for kind, what, _ in gaps if kind == "divisibility"] == [
         f"N = {2**k} x odd" for k in range(10)
     ]
+
+
+@pytest.mark.parametrize("tunable", [attention_tunable, attention_decode_tunable], ids=lambda one: one.name)
+def test_a_kernels_own_space_has_no_problem_that_its_calls_are_refused(tunable: Tunable) -> None:
+    problems = space_of(tunable, loader.load(tunable, SM90))
+    assert len(problems) > len(tunable.typical_problems)
+    for problem in problems:
+        assert problem["head_dim"] in (64, 128)
+        assert problem.size("heads") % problem.size("kv_heads") == 0
+        if "page_size" in problem and not problem["windowed"]:
+            assert problem.size("context") % problem.size("page_size") == 0
 
 
 def test_without_a_table_every_declared_problem_is_a_gap(scale: Tunable) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import re
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -567,6 +568,14 @@ def test_b2_malformed_figures_are_one_warning_and_an_error_of_their_entries_alon
     assert len(seen) == 1
     with pytest.raises(TableError, match="file"):
         _ = table.entries[2].mean_us
+
+
+def test_b2_an_entry_that_is_no_json_is_told_with_its_place_in_the_file():
+    data = dump(TABLE).replace(b'"us": [', b'"us": ,[', 1)
+    with pytest.raises(TableError, match="not JSON") as whole:
+        parse(data)
+    with pytest.warns(TableWarning, match=re.escape(f"{whole.value.problem} (at entries[0])")):
+        assert not parse_as_asked(data, "file").entries[0].is_sound()
 
 
 def test_b2_every_truncation_is_refused():

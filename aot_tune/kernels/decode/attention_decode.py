@@ -125,17 +125,7 @@ def check_attention_decode(
     check_dtype(name, "block_table", block_table, torch.int32)
     check_dtype(name, "seq_lens", seq_lens, torch.int32)
     (batch, heads, head_dim), (pages, page_size, kv_heads, _) = q.shape, k_cache.shape
-    if head_dim not in _HEAD_DIMS:
-        raise LaunchError(f"{name}: q has a head_dim of {head_dim}; pass 64 or 128")
-    if page_size < _SMALLEST_PAGE or edge(page_size) != page_size:
-        raise LaunchError(
-            f"{name}: k_cache has pages of {page_size} keys; pass a power of two of {_SMALLEST_PAGE} or more"
-        )
-    if kv_heads == 0 or heads % kv_heads or heads > _LARGEST_GROUP * kv_heads:
-        raise LaunchError(
-            f"{name}: q has {heads} heads and k_cache {kv_heads}; pass a multiple of k_cache's heads, "
-            f"1 to {_LARGEST_GROUP} times as many"
-        )
+    _check_heads(name, heads, kv_heads, head_dim, page_size)
     check_shape(name, "k_cache", k_cache, (pages, page_size, kv_heads, head_dim), "q")
     check_shape(name, "v_cache", v_cache, tuple(k_cache.shape), "k_cache")
     check_shape(name, "block_table", block_table, (batch, block_table.shape[1]), "q")
@@ -148,6 +138,21 @@ def check_attention_decode(
         raise LaunchError(f"{name}: scale is {scale}; pass a finite number")
     check_window(name, window)
     return scale, LARGEST_INDEX if window is None else min(window, LARGEST_INDEX)
+
+
+def _check_heads(name: str, heads: int, kv_heads: int, head_dim: int, page_size: int) -> None:
+    """Refuse heads and pages that no config is made for."""
+    if head_dim not in _HEAD_DIMS:
+        raise LaunchError(f"{name}: q has a head_dim of {head_dim}; pass 64 or 128")
+    if page_size < _SMALLEST_PAGE or edge(page_size) != page_size:
+        raise LaunchError(
+            f"{name}: k_cache has pages of {page_size} keys; pass a power of two of {_SMALLEST_PAGE} or more"
+        )
+    if kv_heads == 0 or heads % kv_heads or heads > _LARGEST_GROUP * kv_heads:
+        raise LaunchError(
+            f"{name}: q has {heads} heads and k_cache {kv_heads}; pass a multiple of k_cache's heads, "
+            f"1 to {_LARGEST_GROUP} times as many"
+        )
 
 
 _HEAD_DIMS = (64, 128)
@@ -176,6 +181,7 @@ def _problem(
     scale: float, window: int,
 ) -> Mapping[str, object]:  # fmt: skip
     most = block_table.shape[1] * k_cache.shape[1]
+    _check_heads("attention_decode", q.shape[1], k_cache.shape[2], q.shape[2], k_cache.shape[1])
     return {
         "dtype": q.dtype,
         "windowed": window < most,
@@ -308,9 +314,9 @@ attention_decode_tunable = Tunable(
         *_shapes(64, 8, head_dim=64, contexts=(128,), windowed=True),  # and every other layer of theirs
         *_shapes(32, 8, page_size=64, contexts=(8192,)),  # Llama 3.1 8B in larger pages
         *_shapes(32, 8, dtype="float16", contexts=(8192,)),  # Llama 3.1 8B, run in float16 (AWQ, GPTQ)
-        *_shapes(32, 8, contexts=(64, 256)),  # short contexts
-        *_shapes(8, 1, contexts=(256,)),
-        *_shapes(64, 8, head_dim=64, contexts=(256,)),
+        *_shapes(32, 8, contexts=(64, 256)),  # Llama 3.1 8B, short contexts
+        *_shapes(8, 1, contexts=(256,)),  # Llama 3.1 70B, a rank of eight
+        *_shapes(64, 8, head_dim=64, contexts=(256,)),  # gpt-oss 20b and 120b
         *_shapes(14, 2, head_dim=64, contexts=(256, 4096)),  # Qwen2.5 0.5B
         *_shapes(32, 32, contexts=(256, 4096)),  # Llama 2 7B
         *_shapes(32, 8, head_dim=64, contexts=(512, 4096, 32768)),  # Llama 3.2 1B

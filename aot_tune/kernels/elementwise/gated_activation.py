@@ -247,8 +247,7 @@ def _reference(x: torch.Tensor, out: torch.Tensor, activation: int) -> Close:
 
 
 _ROWS = tuple(4**i for i in range(8))
-"""Rows to sweep, 1 to 16384. Sizes in between are at most one doubling from one of these and take its
-config."""
+"""Rows to sweep, 1 to 16384. Sizes in between are at most one doubling from one of these."""
 
 _FEW_ROWS = (4, 16, 64, 1024)
 """Rows to sweep for columns whose neighbours are swept more closely: mostly few, where columns matter."""

@@ -223,8 +223,7 @@ def _legal(config: Config, arch: Arch, problem: Problem) -> bool | str:
 
 
 _TOKENS = tuple(4**i for i in range(8))
-"""Tokens to sweep, 1 to 16384. Sizes in between are at most one doubling from one of these and take its
-config."""
+"""Tokens to sweep, 1 to 16384. Sizes in between are at most one doubling from one of these."""
 
 _FEW_TOKENS = (4, 64, 1024, 16384)
 """Tokens to sweep for heads whose neighbours are swept more closely."""

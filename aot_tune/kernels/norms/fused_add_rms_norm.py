@@ -153,8 +153,7 @@ def _reference(x: torch.Tensor, residual: torch.Tensor, weight: torch.Tensor, ep
 
 
 _ROWS = tuple(4**i for i in range(8))
-"""Rows to sweep, 1 to 16384. Sizes in between are at most one doubling from one of these and take its
-config."""
+"""Rows to sweep, 1 to 16384. Sizes in between are at most one doubling from one of these."""
 
 _FEW_ROWS = (4, 64, 1024, 16384)
 """Rows to sweep for columns whose neighbours are swept more closely."""

@@ -238,8 +238,7 @@ def _reference(
 
 
 _ROWS = Pow2.edges(1, 16384)[::2]
-"""Rows to sweep: every other edge. A bucket between two of them is one doubling away and takes its
-neighbour's config."""
+"""Rows to sweep: every other edge. A bucket between two of them is one doubling away."""
 
 _FEW_ROWS = (4, 64, 1024, 16384)
 """Rows to sweep for columns whose neighbours are swept more closely."""

@@ -128,8 +128,7 @@ def _reference(x: torch.Tensor, weight: torch.Tensor, out: torch.Tensor, eps: fl
 
 
 _ROWS = tuple(4**i for i in range(8))
-"""Rows to sweep, 1 to 16384. Sizes in between are at most one doubling from one of these and take its
-config."""
+"""Rows to sweep, 1 to 16384. Sizes in between are at most one doubling from one of these."""
 
 _HEADS = tuple(4**i for i in range(3, 11))
 """Rows of a norm of each of 64 heads: the tokens of `_ROWS` times 64."""
@@ -164,11 +163,7 @@ rms_norm_tunable = Tunable(
         {"dtype": "bfloat16", "rows": _ROWS, "cols": 8192},  # Llama 3.1 70B
         {"dtype": "float16", "rows": _ROWS, "cols": 4096},  # Llama 3.1 8B, run in float16 (AWQ, GPTQ)
         {"dtype": "float16", "rows": _ROWS, "cols": 8192},  # Llama 3.1 70B, run in float16
-        {
-            "dtype": "bfloat16",
-            "rows": _FEW_ROWS,
-            "cols": 64,
-        },  # the heads of Llama 3.2 1B and of vision models
+        {"dtype": "bfloat16", "rows": _FEW_ROWS, "cols": 64},  # the heads of Llama 3.2 1B, of vision models
         {"dtype": "bfloat16", "rows": _FEW_ROWS, "cols": 256},  # the heads of Gemma 3
         {"dtype": "bfloat16", "rows": _FEW_ROWS, "cols": 896},  # Qwen2.5 0.5B
         {"dtype": "bfloat16", "rows": _FEW_ROWS, "cols": 1024},  # Qwen3 0.6B

@@ -144,6 +144,7 @@ def _problem(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
     scale: float, causal: bool, window: int | None,
 ) -> Mapping[str, object]:  # fmt: skip
+    check_heads("attention", q, k)
     return {
         "dtype": q.dtype,
         "mask": flash_space.mask(causal, window),

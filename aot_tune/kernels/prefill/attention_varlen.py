@@ -186,6 +186,7 @@ def _problem(
     cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, max_seqlen_q: int,
     scale: float, causal: bool, window: int | None,
 ) -> Mapping[str, object]:  # fmt: skip
+    check_heads("attention_varlen", q, k)
     return {
         "dtype": q.dtype,
         "mask": flash_space.mask(causal, window),

@@ -162,11 +162,11 @@ matmul_tunable = Tunable(
     reset=("scratch",),
     typical=[
         {"dtype": "bfloat16", "M": _EVERY, "N": 6144, "K": 4096},  # Llama 3.1 8B, queries, keys and values
-        {"dtype": "float16", "M": _M, "N": 6144, "K": 4096},
+        {"dtype": "float16", "M": _M, "N": 6144, "K": 4096},  # and in float16
         {"dtype": "bfloat16", "M": _M, "N": 4096, "K": 4096},  # Llama 3.1 8B, attention output
         {"dtype": _BOTH, "M": _M, "N": 28672, "K": 4096},  # Llama 3.1 8B, gate and up
         {"dtype": "bfloat16", "M": _EVERY, "N": 4096, "K": 14336},  # Llama 3.1 8B, down
-        {"dtype": "float16", "M": _M, "N": 4096, "K": 14336},
+        {"dtype": "float16", "M": _M, "N": 4096, "K": 14336},  # and in float16
         {"dtype": "bfloat16", "M": _M, "N": 10240, "K": 8192},  # Llama 3.1 70B, queries, keys and values
         {"dtype": "bfloat16", "M": _M, "N": 8192, "K": 28672},  # Llama 3.1 70B, down
         {"dtype": "bfloat16", "M": _M, "N": 5120, "K": 25600},  # Qwen3 32B, down

@@ -212,7 +212,7 @@ def _shapes(vocabulary: int, *, rows: Sequence[int], gradient: bool, dtype: str 
 
 
 _SCORED = Pow2.edges(1, 16384)[::2]
-"""Rows of an evaluation to sweep: every other edge. A bucket between takes its neighbour's config."""
+"""Rows of an evaluation to sweep: every other edge. A bucket between two of them is one doubling away."""
 
 _TRAINED = Pow2.edges(256, 16384)[::2]
 """Rows of a training step to sweep, or of the parts that its logits are computed in."""
@@ -245,7 +245,7 @@ cross_entropy_tunable = Tunable(
         _shapes(128256, rows=_TRAINED, gradient=True),
         _shapes(151936, rows=_SCORED[-3:], gradient=False),  # Qwen3
         _shapes(151936, rows=_TRAINED[:-1], gradient=True),
-        # DeepSeek-V3's 129280 and gpt-oss' 201088 are close enough to the vocabularies here.
+        # DeepSeek-V3's 129280 is near enough to 128256.
         _shapes(262144, rows=_SCORED[:-1], gradient=False),  # Gemma 3
         _shapes(262144, rows=_TRAINED[:-1], gradient=True),
         _shapes(128256, rows=(1024, 4096), gradient=False, dtype="float32"),  # as transformers casts them

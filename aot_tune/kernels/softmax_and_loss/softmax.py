@@ -181,8 +181,7 @@ def _reference(x: torch.Tensor, out: torch.Tensor, slots: torch.Tensor) -> dict[
 
 
 _ROWS = Pow2.edges(1, 16384)[::2]
-"""Rows to sweep: every other edge. A bucket between two of them is one doubling away and takes its
-neighbour's config."""
+"""Rows to sweep: every other edge. A bucket between two of them is one doubling away."""
 
 _FEW_ROWS, _SCORES, _SAMPLED = (4, 64, 1024, 16384), (64, 1024, 16384), (1, 4, 16, 64, 256)
 """Rows to sweep for columns whose neighbours are swept more closely: routers, scores and sampling."""
