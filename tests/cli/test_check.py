@@ -57,6 +57,22 @@ def test_the_current_folder_is_an_arch_s_where_it_is_called_so(
     assert len(_told(tmp_path, Path(".."))) == 1
 
 
+def test_every_shipped_kernel_is_checked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """With a single table of theirs here, it says of each of the others that it has none."""
+    monkeypatch.setattr("aot_tune.cli.check._declaration_findings", lambda *args: ())
+    (tmp_path / "sm90").mkdir()
+    shutil.copy(ROOT / "tuned_configs" / "sm90" / "rope.json", tmp_path / "sm90")
+    kernels = {
+        name: dataclasses.replace(kernel, tunable=dataclasses.replace(kernel.tunable, tables=tmp_path))
+        for name, kernel in discovery.find_tunables([discovery.OWN_KERNELS]).items()
+    }
+    told = [finding.what for finding in check(kernels)]
+    others = sorted(path.stem for path in (ROOT / "tuned_configs" / "sm90").glob("*.json"))
+    others.remove("rope")
+    assert sorted(told) == [f"{name} has no table for sm90" for name in others]
+    assert len(others) == 15
+
+
 def _config(**constants: int) -> Config:
     return Config(constants={**DEFAULT.constants, **constants}, hints=DEFAULT.hints)
 
