@@ -239,7 +239,7 @@ def test_a_shipped_kernel_imports_no_other() -> None:
         place(name): {place(other) for other in needs([name]) & declaring - {name}} for name in declaring
     }
     assert {name: found for name, found in others.items() if found} == {  # their host functions launch both
-        "kernels.norms.fused_add_rms_norm": {"kernels.norms.rms_norm"},
+        "kernels.norms.fused_add_rms_norm": {"kernels.norms.rms_norm"},  # imported at its first launch
         "kernels.products.fp8.matmul_fp8": {"kernels.products.fp8.matmul_fp8_block"},
     }
 

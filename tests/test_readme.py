@@ -455,18 +455,3 @@ def test_the_faults_are_listed_one_a_row() -> None:
         rows = re.findall(rf"^\| ({letter}\d+) \|.*\| (\d+) \|$", TEXTS[place], re.M)
         assert [code for code, _ in rows] == [f"{letter}{number}" for number in numbers]
         assert all(int(injected) > 0 for _, injected in rows)
-
-
-def test_the_parts_of_a_first_launch_are_the_recorded_ones() -> None:
-    recorded_at = ROOT / "aot_tune" / "bench" / "results" / "nvidia-h200" / "serving.json"
-    [first] = (
-        part["figures"]
-        for name, part in json.loads(recorded_at.read_bytes()).items()
-        if name.startswith("first launch: aot_tune with cubins")
-    )
-    text = TEXTS["aot_tune/serve/INSIDE.md"]
-    rows = re.findall(r"^\| ([^|:]+)(?:: [^|]+)? \| ([\d.]+) \| ([\d.]+) \| ([\d.]+) \|$", text, re.M)
-    assert len(rows) == 8
-    for part, *told in rows:
-        named = "_ms" if part == "all" else f": {part}_ms"
-        assert told == [f"{first[kernel + named]:.2f}" for kernel in ("rms_norm", "matmul", "rope")], part

@@ -125,6 +125,7 @@ def readmes() -> list[Path]:
         _CHECKOUT / "README.md",
         _CHECKOUT / "tuned_configs" / "README.md",
         *(_CHECKOUT / "aot_tune" / room / "README.md" for room in rooms),
+        _CHECKOUT / "aot_tune" / "serve" / "INSIDE.md",
     ]
 
 
@@ -287,17 +288,45 @@ def _first_call(folder: Path) -> Iterator[str]:
 # Serving, launch, look-ups, inside, regret, replay, declared --------------------------------------------
 
 
+_LAUNCHED = ("rms_norm", "matmul", "rope")
+"""Kernels that `serving` launches first in a process, in this order."""
+
+_AT_FIRST = {
+    "arguments": "checked, and followed through `problem` and `args_fn`",
+    "look-ups": "the bucket's entry is read and its points prepared, the rule chooses",
+    "archives": "the section of this kernel, which was read at import",
+    "decompression": "of the cubin, and of its archive's dictionary once",
+    "the driver's consent": "whether it takes the archive's code, once for an archive",
+    "cuTile and driver": "the signature, the library, the launch",
+    "memo": "the launch function is compiled, the plan stored",
+}
+"""What a first launch does in each part of its profile."""
+
+
+def _first_launch(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
+    """Yield the milliseconds of each part of the launches from cubins, the first of each kernel."""
+    for figures in (record.figures for record in recorded.values()):
+        if not any(name.startswith("rms_norm: ") for name in figures):
+            continue
+        whole = {kernel: figures[f"{kernel}_ms"] for kernel in _LAUNCHED}
+        parts = {
+            f"{part}: {what}": {kernel: figures.get(f"{kernel}: {part}_ms", 0.0) for kernel in _LAUNCHED}
+            for part, what in _AT_FIRST.items()
+        }
+        rest = {kernel: ms - sum(part[kernel] for part in parts.values()) for kernel, ms in whole.items()}
+        parts |= {"all else: the tables' source, the grid, messages": rest, "all": whole}
+        rows = [[name, *(f"{ms:.2f}" for ms in part.values())] for name, part in parts.items()]
+        yield from _table(["part, ms", *(f"`{kernel}`" for kernel in _LAUNCHED)], rows)
+
+
 def _serving(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
     first, other = [], []
     for name, record in recorded.items():
         figures, title = record.figures, _marked(name, record)
         if name.startswith("first launch: "):
             row = [_marked(name.removeprefix("first launch: "), record)]
-            row += [_ms(figures, kernel) for kernel in ("rms_norm", "matmul", "rope")]
+            row += [_ms(figures, kernel) for kernel in _LAUNCHED]
             first.append([*row, str(figures.get("processes", 1))])
-            if any(key.startswith("rms_norm: ") for key in figures):
-                for what, kernel in (("the first launch", "rms_norm"), ("the next kernel's", "matmul")):
-                    other.append([f"of {what}, `{kernel}`", _parts(figures, kernel, f"{kernel}_ms")])
         elif name.startswith("launch, "):
             for what, key in (("", ""), (", grad off", "grad off: ")):
                 text = f"{_us(figures, f'{key}above_us')} above a bare `ct.launch` of"
@@ -320,7 +349,7 @@ def _serving(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
         elif name == "archive":
             other.append([title, f"{figures['kb'] / 1024:.1f} MiB for {figures['kernels']} kernels"])
     if first:
-        yield from _table(["first launch, waited for", "rms_norm", "matmul", "rope", "processes"], first)
+        yield from _table(["first launch, waited for", *_LAUNCHED, "processes"], first)
         yield ""
     if other:
         yield from _table(["serving", "measured"], other)
@@ -704,6 +733,7 @@ BLOCKS: Mapping[str, Callable[[Path], Iterator[str]]] = {
     "summary": _summary,
     "kernels": _kernels,
     "serving": _by_device("serving", _serving),
+    "first-launch": _by_device("serving", _first_launch),
     "launch": _by_device("launch", _launch),
     "lookups": _by_device("lookups", _lookups),
     "inside": _by_device("inside", _inside),

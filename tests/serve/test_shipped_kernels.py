@@ -16,7 +16,7 @@ import aot_tune
 from aot_tune import environment
 from aot_tune.cubins.size_classes import ODD_SEED
 from aot_tune.errors import CubinWarning, MissWarning, TableWarning
-from aot_tune.kernels import attention_decode_tunable, matmul_fp8_tunable
+from aot_tune.kernels import TUNABLES, attention_decode_tunable, matmul_fp8_tunable
 from aot_tune.nvidia import cutile
 from aot_tune.serve import rank
 from aot_tune.serve.launch.dispatch import Dispatcher
@@ -27,6 +27,12 @@ from tests.support.driver import Driver
 from tests.support.shipped import SHIPPED, with_cubins
 
 pytestmark = pytest.mark.long
+
+
+@pytest.fixture(autouse=True)
+def _not_primed() -> Iterator[None]:
+    yield
+    rank.set_primed(False)
 
 
 def test_no_first_launch_reads_source_for_what_a_shipped_kernel_writes() -> None:
@@ -55,6 +61,26 @@ def test_a_shipped_kernel_is_launched_from_the_memo_without_asking_its_declarati
     assert first == second
 
 
+@pytest.mark.process
+def test_every_shipped_kernel_is_primed(driver: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("aot_tune.serve.prime.for_all_posed", lambda device: contextlib.nullcontext())
+
+    def on_meta(tunable: Tunable) -> Tunable:
+        return dataclasses.replace(
+            tunable, make_args=lambda problem, device, seed: tunable.make_args(problem, "meta", seed)
+        )
+
+    shipped = [on_meta(tunable) for tunable in TUNABLES]
+    primed = set()
+    done = aot_tune.prime(
+        *shipped,
+        problems={tunable.name: [tunable.typical_problems[0]] for tunable in shipped},
+        progress=lambda progress: primed.add(progress.kernel),
+    )
+    assert done.plans == len(shipped) == 16
+    assert primed == {tunable.name for tunable in shipped}
+
+
 # Without a compiler -----------------------------------------------------------------------------------------
 
 
@@ -68,7 +94,6 @@ def _no_compiler(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
         warnings.simplefilter("ignore", MissWarning)
         warnings.simplefilter("error", CubinWarning)
         yield
-    rank.set_primed(False)
 
 
 def inside(bucket: Problem, tunable: Tunable, below: Callable[[int], int]) -> Problem:

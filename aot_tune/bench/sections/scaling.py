@@ -225,7 +225,7 @@ def figures(sweep: Run, alone: Run) -> dict[str, Any]:
     return {
         "kernels": {name: len(table.entries) for name, table in sweep.tables.items()},
         "cores": sweep.cores,
-        "sweep_s": round(sweep.seconds, 1),
+        "sweep_s": round(sweep.seconds, 3),
         "efficiency": round(alone.seconds * alone.gpus / in_all, 3),
         "GPUs' seconds": {
             "in all": round(in_all, 1),

@@ -180,17 +180,18 @@ def _problem(
     seq_lens: torch.Tensor, out: torch.Tensor, lse: torch.Tensor, scratch: torch.Tensor,
     scale: float, window: int,
 ) -> Mapping[str, object]:  # fmt: skip
-    most = block_table.shape[1] * k_cache.shape[1]
-    _check_heads("attention_decode", q.shape[1], k_cache.shape[2], q.shape[2], k_cache.shape[1])
+    (batch, heads, head_dim), (_, page_size, kv_heads, _) = q.shape, k_cache.shape
+    _check_heads("attention_decode", heads, kv_heads, head_dim, page_size)
+    most = block_table.shape[1] * page_size
     return {
         "dtype": q.dtype,
         "windowed": window < most,
-        "batch": q.shape[0],
+        "batch": batch,
         "context": min(window, most),
-        "heads": q.shape[1],
-        "kv_heads": k_cache.shape[2],
-        "head_dim": q.shape[2],
-        "page_size": k_cache.shape[1],
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
+        "page_size": page_size,
     }
 
 

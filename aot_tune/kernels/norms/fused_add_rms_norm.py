@@ -16,7 +16,6 @@ import torch
 from aot_tune import inputs
 from aot_tune.declare.declaration import Close
 from aot_tune.kernels.host.arguments import check_apart, check_dtype, check_shape, indexable, number
-from aot_tune.kernels.norms.rms_norm import rms_norm
 from aot_tune.kernels.norms.rms_norm_space import (
     LEAST_COLUMNS_IN_PLACE,
     SPACE,
@@ -90,7 +89,9 @@ def fused_add_rms_norm(
     counted = indexable("fused_add_rms_norm", x=flat_x, residual=flat_residual, weight=weight)
     check_apart("fused_add_rms_norm", "x", x, residual=residual, weight=weight)
     check_apart("fused_add_rms_norm", "residual", residual, weight=weight)
-    if x.shape[-1] < LEAST_COLUMNS_IN_PLACE:
+    if x.shape[-1] < LEAST_COLUMNS_IN_PLACE:  # too rare to read the table of rms_norm at import
+        from aot_tune.kernels.norms.rms_norm import rms_norm
+
         total = x + residual
         rms_norm(total, weight, eps, out=x)
         residual.copy_(total)

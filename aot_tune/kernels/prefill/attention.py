@@ -130,7 +130,7 @@ def check_attention(
     kv_len, head_dim = k.shape[1], q.shape[3]
     check_shape("attention", "k", k, (q.shape[0], kv_len, k.shape[2], head_dim), "q")
     check_shape("attention", "v", v, tuple(k.shape), "k")
-    check_heads("attention", q, k)
+    check_heads("attention", q.shape[2], k.shape[2], head_dim)
     if out is not None:
         check_shape("attention", "out", out, tuple(q.shape), "q")
         check_dtype("attention", "out", out, q.dtype)
@@ -144,15 +144,16 @@ def _problem(
     q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, out: torch.Tensor, lse: torch.Tensor,
     scale: float, causal: bool, window: int | None,
 ) -> Mapping[str, object]:  # fmt: skip
-    check_heads("attention", q, k)
+    (batch, tokens, heads, head_dim), kv_heads = q.shape, k.shape[2]
+    check_heads("attention", heads, kv_heads, head_dim)
     return {
         "dtype": q.dtype,
         "mask": flash_space.mask(causal, window),
-        "batch": q.shape[0],
-        "tokens": q.shape[1],
-        "heads": q.shape[2],
-        "kv_heads": k.shape[2],
-        "head_dim": q.shape[3],
+        "batch": batch,
+        "tokens": tokens,
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
     }
 
 

@@ -164,7 +164,7 @@ def check_attention_varlen(
     check_dtype("attention_varlen", "v", v, q.dtype)
     check_shape("attention_varlen", "k", k, (*k.shape[:2], q.shape[2]), "q")
     check_shape("attention_varlen", "v", v, tuple(k.shape), "k")
-    check_heads("attention_varlen", q, k)
+    check_heads("attention_varlen", q.shape[1], k.shape[1], q.shape[2])
     check_rank("attention_varlen", "cu_seqlens_q", cu_seqlens_q, "sequences+1")
     check_dtype("attention_varlen", "cu_seqlens_q", cu_seqlens_q, torch.int32)
     check_dtype("attention_varlen", "cu_seqlens_k", cu_seqlens_k, torch.int32)
@@ -186,15 +186,16 @@ def _problem(
     cu_seqlens_q: torch.Tensor, cu_seqlens_k: torch.Tensor, max_seqlen_q: int,
     scale: float, causal: bool, window: int | None,
 ) -> Mapping[str, object]:  # fmt: skip
-    check_heads("attention_varlen", q, k)
+    (_, heads, head_dim), kv_heads = q.shape, k.shape[1]
+    check_heads("attention_varlen", heads, kv_heads, head_dim)
     return {
         "dtype": q.dtype,
         "mask": flash_space.mask(causal, window),
         "batch": cu_seqlens_q.shape[0] - 1,
         "tokens": max_seqlen_q,
-        "heads": q.shape[1],
-        "kv_heads": k.shape[1],
-        "head_dim": q.shape[2],
+        "heads": heads,
+        "kv_heads": kv_heads,
+        "head_dim": head_dim,
     }
 
 

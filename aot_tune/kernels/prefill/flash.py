@@ -120,9 +120,8 @@ def _add(
 # What the host functions share ------------------------------------------------------------------
 
 
-def check_heads(kernel: str, q: torch.Tensor, k: torch.Tensor) -> None:
+def check_heads(kernel: str, heads: int, kv_heads: int, head_dim: int) -> None:
     """Refuse head sizes that were not tuned, and numbers of heads that kv_heads does not divide."""
-    heads, kv_heads, head_dim = q.shape[-2], k.shape[-2], q.shape[-1]
     if head_dim not in (64, 128):
         raise LaunchError(
             f"{kernel}: q has a head_dim of {head_dim}; pass 64 or 128 (torch.nn.functional.pad fills up; "

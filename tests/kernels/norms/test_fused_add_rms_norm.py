@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import importlib
 import itertools
+import subprocess
 import sys
 from types import SimpleNamespace
 from typing import Any
@@ -189,11 +191,20 @@ def test_what_cannot_be_viewed_as_rows_is_refused_with_the_way_out(launched: lis
     assert launched == []
 
 
+@pytest.mark.process
+def test_its_import_is_not_that_of_the_kernel_for_rows_too_short() -> None:
+    code = (
+        "import sys; from aot_tune.kernels import fused_add_rms_norm; "
+        "sys.exit('aot_tune.kernels.norms.rms_norm' in sys.modules)"
+    )
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
 @pytest.mark.parametrize("cols", [1, 2, 4, 5])
 def test_rows_too_short_for_one_kernel_are_a_sum_and_its_norm(
     cols: int, launched: list[tuple[Any, ...]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    module = sys.modules["aot_tune.kernels.norms.fused_add_rms_norm"]
+    module = importlib.import_module("aot_tune.kernels.norms.rms_norm")
 
     def norm(total: torch.Tensor, weight: torch.Tensor, eps: float, *, out: torch.Tensor) -> None:
         out.copy_(torch.nn.functional.rms_norm(total.double(), (cols,), weight.double(), eps))
