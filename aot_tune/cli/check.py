@@ -107,7 +107,9 @@ def archives(
 
 def archive_lines(fits: Sequence[check_archives.Fit]) -> list[str]:
     """Return the results of `archives` as text: a line for each archive that fits, more for others."""
-    return [line for fit in fits for line in _fit_lines(fit)] or ["no archives of cubins: tables alone"]
+    return [line for fit in fits for line in _fit_lines(fit)] or [
+        "no archives of cubins here; aot-tune check FOLDER --archives looks elsewhere"
+    ]
 
 
 def _fit_lines(fit: check_archives.Fit) -> Iterator[str]:

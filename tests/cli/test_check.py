@@ -484,7 +484,7 @@ def test_check_archives_fails_where_one_does_not_fit(folder: Path, monkeypatch: 
     (fit,) = json.loads(text)
     assert (code, fit["kernels"], fit["faults"]) == (1, ["gone"], ["gone: no such kernel is declared"])
     (folder / "sm90" / "cubins.aot").unlink()
-    assert run() == (0, "no archives of cubins: tables alone\n")
+    assert run() == (0, "no archives of cubins here; aot-tune check FOLDER --archives looks elsewhere\n")
     assert run("--json") == (0, "[]\n")
 
 

@@ -276,6 +276,6 @@ def answered_lines(name: str, paths: Sequence[Path], archs: Iterable[Arch], arch
                 lines += RecordedDocument.read(path).answer_lines()
     return [
         *lines,
-        f"other problems of a recorded search space take the nearest, at most {2**NEAR}x away in each "
-        f"dimension; where there is none, {on_miss}",
+        "other problems of a recorded search space take the nearest that has the same of all that is "
+        f"compiled in, at most {2**NEAR}x away in each dimension; where there is none, {on_miss}",
     ]

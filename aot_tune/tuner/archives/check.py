@@ -67,6 +67,7 @@ def fit(
         kernels: The declarations whose tables are in that folder.
         others: Reads the tables of kernels that no declaration names.
     """
+    tabled = [name for name in kernels if (path.parent / f"{name}.json").exists()]
     archived: tuple[str, ...] = ()
     undeclared: Sequence[str] = ()
     faults: list[str] = []
@@ -90,7 +91,7 @@ def fit(
         path=path,
         bytes=path.lstat().st_size,
         kernels=archived,
-        missing=tuple(name for name in (*kernels, *undeclared) if name not in archived),
+        missing=tuple(name for name in (*tabled, *undeclared) if name not in archived),
         faults=tuple(faults),
     )
 

@@ -22,8 +22,8 @@ MISSING = [
     if not (folder / name).is_dir()
 ]
 
-FREE = ("matmul", "rope")
-"""Sites that compile no size in, or one that is rounded to a power of two."""
+FREE = ("matmul", "rope", "bmm_bf16")
+"""Sites that compile no size in, but `rope` its tokens, which are 1 in each call here."""
 
 
 pytestmark = [
@@ -47,10 +47,10 @@ def answered_calls(*models: str) -> dict[str, tuple[int, int]]:
     return answered
 
 
-def test_every_site_answers_calls_of_recorded_models() -> None:
-    """The key of a search is that of the tables. Of three sites some shapes are not recorded yet."""
+def test_every_site_answers_every_call_of_recorded_models() -> None:
+    """The key of a search is that of the tables, and no shape was left out."""
     answered = answered_calls(*(model for model in MODELS if model not in HELD_OUT))
-    assert [site for site, (count, _) in answered.items() if not count] == []
+    assert {site: counts for site, counts in answered.items() if counts[0] < counts[1]} == {}
 
 
 def test_sites_that_compile_no_size_in_search_nothing_in_nine_of_ten_first_calls() -> None:
@@ -58,4 +58,4 @@ def test_sites_that_compile_no_size_in_search_nothing_in_nine_of_ten_first_calls
     for site, (count, calls) in answered.items():
         print(f"{site}: {count} of {calls}")
     assert all(answered[site][0] >= 0.9 * answered[site][1] > 0 for site in FREE), answered
-    assert sum(count for count, _ in answered.values()) >= 100
+    assert sum(count for count, _ in answered.values()) >= 140
