@@ -287,6 +287,8 @@ gated_activation_tunable = Tunable(
         _sizes(9728, 11008, rows=_FEW_ROWS),  # Qwen3 4B; Qwen2.5 3B and Llama 2 7B
         _sizes(18944, 27648, rows=_FEW_ROWS),  # Qwen2.5 7B and 32B
         _sizes(10240, activation="gelu_tanh", rows=_FEW_ROWS),  # Gemma 3 4B
+        _sizes(1710, 855, rows=_FEW_ROWS),  # Qwen2.5-VL, vision, on two and four GPUs
+        _sizes(1440, 720, 360, rows=_FEW_ROWS),  # the experts of gpt-oss on two, four and eight GPUs
     ],
 )
 """Declaration: ``gated_activation_tunable.launch(x, out, activation)`` takes x as (rows,

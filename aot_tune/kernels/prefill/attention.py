@@ -219,6 +219,7 @@ attention_tunable = Tunable(
         shapes(1, (512, 2048, 8192), 32, 4),  # Qwen3 30B-A3B
         shapes(1, Pow2.edges(512, 16384), 64, 8, head_dim=64),  # gpt-oss 20b and 120b, every other layer
         shapes(1, Pow2.edges(512, 16384), 64, 8, head_dim=64, mask="causal_127"),  # and the layers between
+        shapes(8, (512, 2048), 64, 8, head_dim=64),
         shapes(8, (512, 2048), 64, 8, head_dim=64, mask="causal_127"),
         shapes(1, (8192, 16384), 32, 8, mask="causal_4095"),  # Mistral 7B v0.1
         shapes(8, (2048,), 20, 20, head_dim=64, mask="full"),  # Whisper large's encoder, 1500 tokens

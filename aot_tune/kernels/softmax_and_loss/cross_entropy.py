@@ -261,6 +261,14 @@ cross_entropy_tunable = Tunable(
         _shapes(50257, rows=_FEW_TRAINED, gradient=True, dtype="float32"),
         _shapes(151936, rows=_FEW_SCORED, gradient=False, dtype="float32"),  # Qwen3
         _shapes(151936, rows=_FEW_TRAINED, gradient=True, dtype="float32"),
+        # Vocabularies that 2, 4, 8, 16, 32 and 64 divide: BERT's two, Mamba, Code Llama, OPT, Phi-3.
+        *(
+            _shapes(vocabulary, rows=_FEW_TRAINED, gradient=gradient)
+            for vocabulary in (30522, 28996, 50280, 32016, 50272, 32064)
+            for gradient in (False, True)
+        ),
+        _shapes(50280, rows=_FEW_TRAINED, gradient=False, dtype="float32"),
+        _shapes(50280, rows=_FEW_TRAINED, gradient=True, dtype="float32"),
     ],
 )
 """Declaration of cross_entropy. Its `launch` takes logits, target, loss, slots (zeros to work in),

@@ -186,6 +186,9 @@ _ROWS = Pow2.edges(1, 16384)[::2]
 _FEW_ROWS, _SCORES, _SAMPLED = (4, 64, 1024, 16384), (64, 1024, 16384), (1, 4, 16, 64, 256)
 """Rows to sweep for columns whose neighbours are swept more closely: routers, scores and sampling."""
 
+_FEW_SAMPLED = _SAMPLED[::2]
+"""Rows to sweep for vocabularies that another power of two divides than any above."""
+
 softmax_tunable = Tunable(
     name="softmax",
     package=__package__,
@@ -218,6 +221,12 @@ softmax_tunable = Tunable(
         {"dtype": "float32", "rows": _SAMPLED, "cols": (49155, 50257)},  # Granite 3, GPT-2, sampling
         {"dtype": "bfloat16", "rows": (1, 16, 256), "cols": 128256},  # sampling without a cast
         {"dtype": "bfloat16", "rows": _SAMPLED, "cols": 50257},  # GPT-2, sampling without a cast
+        {"dtype": "bfloat16", "rows": _FEW_ROWS, "cols": (160, 1000)},  # Qwen3-Coder 480B, router; ImageNet
+        {"dtype": ("bfloat16", "float32"), "rows": _FEW_ROWS, "cols": 512},  # Qwen3-Next, router
+        {"dtype": "float32", "rows": _FEW_ROWS, "cols": (1000, 2048, 8192)},  # ImageNet, scores as cast
+        {"dtype": ("bfloat16", "float32"), "rows": _FEW_SAMPLED, "cols": (30522, 28996)},  # BERT, 2 and 4
+        {"dtype": ("bfloat16", "float32"), "rows": _FEW_SAMPLED, "cols": (50280, 32016)},  # Mamba, Code Llama
+        {"dtype": "bfloat16", "rows": _FEW_SAMPLED, "cols": 32064},  # Phi-3, sampling without a cast
     ],
 )
 """Declaration: ``softmax_tunable.launch(x, out, slots)`` takes x and out as (rows, cols), and

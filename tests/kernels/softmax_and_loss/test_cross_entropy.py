@@ -98,12 +98,13 @@ def test_the_default_is_a_candidate_at_any_vocabulary() -> None:
 
 def test_the_sweep_stays_small_and_holds_both_problems_of_most_vocabularies() -> None:
     typical = cross_entropy_tunable.typical_problems
-    assert len(typical) <= 80
-    assert all(len(cross_entropy_tunable.candidates(SM90, one)) <= 16 for one in typical)
+    assert len(typical) <= 120
+    assert all(len(cross_entropy_tunable.candidates(SM90, one)) <= 17 for one in typical)
     with_gradient, without = (
         {p["vocabulary"] for p in typical if p["gradient"] is asked} for asked in (True, False)
     )
-    assert with_gradient & without == {32000, 50257, 128256, 151936, 262144}
+    by_divisor = {30522, 28996, 50280, 32016, 50272, 32064}
+    assert with_gradient & without == {32000, 50257, 128256, 151936, 262144} | by_divisor
 
 
 def test_the_gradient_of_a_wide_row_is_shared_by_at_most_half_a_gpu() -> None:

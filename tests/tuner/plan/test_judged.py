@@ -30,6 +30,7 @@ LEAVES_THE_DEFAULT = {
     "matmul",
     "matmul_fp8",
     "rope",
+    "softmax",
 }
 """The kernels whose predictions may leave the default: a golden of the committed decisions."""
 
