@@ -494,6 +494,14 @@ def _replay(device: str, recorded: Mapping[str, Record]) -> Iterator[str]:
                 f"First calls {where}: {ups['geometric mean']:.1f} times as fast as the library comes "
                 f"where it searches (geometric mean), at least {ups['least']:.1f} times (`{ups['at']}`)."
             )
+    compared = [
+        equal
+        for figures in operations.values()
+        for times in figures["shapes"].values()
+        for equal in times.get("bits equal", {}).values()
+    ]
+    if compared:
+        yield f"Bits as the library's own in {sum(compared)} of {len(compared)} first calls."
     if replay.OURS in totals:
         of_first, of_next = totals[replay.OURS], totals.get(f"{replay.OURS}, of next ones")
         more = f"; of the next ones {of_next['most']:.1f} ms (`{of_next['at']}`)" if of_next else ""

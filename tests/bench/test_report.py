@@ -63,7 +63,7 @@ def test_a_kernels_row_has_its_tables_gain_and_its_fastest_rival(tmp_path: Path)
     text = report.block("summary", tmp_path)
     # The fastest rival takes 1.25 and 0.8 of the tuned config's time.
     assert row(text, "| `softmax`") == (
-        "| `softmax` | 1.05x | 1.35x | torch.compile or torch.softmax | 1.00 | 0.80 |"
+        "| `softmax` | 1.07x | 1.36x | torch.compile or torch.softmax | 1.00 | 0.80 |"
     )
     assert row(text, "| `rms_norm`").endswith("| | | |")
     assert "Measured on NVIDIA H200." in text
@@ -78,7 +78,7 @@ def test_the_summary_has_six_rows(tmp_path: Path) -> None:
 def test_each_rival_has_a_row_and_a_copy_counts_from_64_mib_on(tmp_path: Path) -> None:
     keep(tmp_path, "kernels", "softmax", softmax(), softmax="")
     text = report.block("kernels", tmp_path)
-    assert "| `softmax` | 98 | 1.05x | 1.35x | 16 |" in text
+    assert "| `softmax` | 153 | 1.07x | 1.36x | 16 |" in text
     assert row(text, "| `softmax` | 2 |") == (
         "| `softmax` | 2 | torch.compile | 1.26 | 0.80 | `rows=2` | 0.95 | 0.95 |"
     )
