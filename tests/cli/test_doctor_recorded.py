@@ -68,6 +68,7 @@ def test_a_dotted_name_tells_which_problems_are_answered(folder: Path) -> None:
         f"x=float16[{rows}] out=float16[{rows}] n={rows} factor=float" for rows in (1024, 4096)
     ]
     assert lines[2].endswith("no")
+    assert "the nearest that has the same of all that is compiled in" in lines[-1]
     assert lines[-1].endswith("AOT_TUNE_ON_MISS=search decides")
 
 

@@ -80,3 +80,9 @@ def test_what_tests_and_bench_search_live_stays_a_miss() -> None:
     for sizes in MISSES:
         choice = dispatcher_of(FOUND["matmul"].tunable).choice(SM90, Problem(sizes), on_miss="nearest")
         assert choice.missed, sizes
+
+
+def test_all_declared_shapes_are_swept_in_little_more_than_an_hour() -> None:
+    counts = {name: len(kernel.tunable.typical_problems) for name, kernel in FOUND.items()}
+    assert max(counts.values()) <= 250, counts
+    assert sum(counts.values()) <= 1700, counts

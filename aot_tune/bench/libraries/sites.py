@@ -55,7 +55,7 @@ RECORDED = Steps(
     decoding=_SHORT + _SPLIT,
     pages=(32_768,),
     prefilling=((1, 2048), (1, 8192), (4, 2048), (1, 512)),
-    few=(2, 8, *(tokens for tokens in range(3, 16) if tokens not in (4, 8))),
+    few=(2, 3, *range(5, 16)),
     uneven=((1, 2000), (4, 2000)),
 )
 """Recorded steps: all powers of two of `rows`, which are compiled in. Else every second one, which serves

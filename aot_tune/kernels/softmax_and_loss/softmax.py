@@ -187,7 +187,7 @@ _FEW_ROWS, _SCORES, _SAMPLED = (4, 64, 1024, 16384), (64, 1024, 16384), (1, 4, 1
 """Rows to sweep for columns whose neighbours are swept more closely: routers, scores and sampling."""
 
 _FEW_SAMPLED = _SAMPLED[::2]
-"""Rows to sweep for vocabularies that another power of two divides than any above."""
+"""Rows to sweep for vocabularies that are declared for their divisor, or without a cast."""
 
 softmax_tunable = Tunable(
     name="softmax",
@@ -219,7 +219,7 @@ softmax_tunable = Tunable(
         {"dtype": "float32", "rows": _FEW_ROWS, "cols": (160, 384)},  # Qwen3-Coder 480B, Kimi K2, router
         {"dtype": "bfloat16", "rows": _SCORES, "cols": (197, 729)},  # ViT-B, SigLIP, scores
         {"dtype": "float32", "rows": _SAMPLED, "cols": (49155, 50257)},  # Granite 3, GPT-2, sampling
-        {"dtype": "bfloat16", "rows": (1, 16, 256), "cols": 128256},  # sampling without a cast
+        {"dtype": "bfloat16", "rows": _FEW_SAMPLED, "cols": 128256},  # sampling without a cast
         {"dtype": "bfloat16", "rows": _SAMPLED, "cols": 50257},  # GPT-2, sampling without a cast
         {"dtype": "bfloat16", "rows": _FEW_ROWS, "cols": (160, 1000)},  # Qwen3-Coder 480B, router; ImageNet
         {"dtype": ("bfloat16", "float32"), "rows": _FEW_ROWS, "cols": 512},  # Qwen3-Next, router

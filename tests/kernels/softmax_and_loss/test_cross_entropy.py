@@ -99,7 +99,8 @@ def test_the_default_is_a_candidate_at_any_vocabulary() -> None:
 def test_the_sweep_stays_small_and_holds_both_problems_of_most_vocabularies() -> None:
     typical = cross_entropy_tunable.typical_problems
     assert len(typical) <= 120
-    assert all(len(cross_entropy_tunable.candidates(SM90, one)) <= 17 for one in typical)
+    for one in typical:
+        assert len(cross_entropy_tunable.candidates(SM90, one)) <= 16 + (one["vocabulary"] == 50272), one
     with_gradient, without = (
         {p["vocabulary"] for p in typical if p["gradient"] is asked} for asked in (True, False)
     )

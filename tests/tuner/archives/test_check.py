@@ -70,6 +70,8 @@ def test_undeclared_kernels_do_not_fit_and_absent_ones_are_missing(folder: Path)
     assert fit.missing == ("scale",)
     (folder / "sm90" / "cubins.aot").write_bytes(pack(SM90, []))
     assert (only(folder).faults, only(folder).kernels, only(folder).missing) == ((), (), ("scale",))
+    (folder / "sm90" / "scale.json").unlink()
+    assert only(folder).missing == (), "it has no table there"
 
 
 def test_a_damaged_or_misplaced_archive_does_not_fit(folder: Path) -> None:
