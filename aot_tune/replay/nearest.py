@@ -11,13 +11,14 @@ apart (`NEAR`), not two. Three things differ, because no axis is declared:
    it is an axis by powers of two itself, such as the rows of a flattened tensor, if both are at least
    `LEAST_SIZE`; smaller numbers are modes, ranks and flags.
 3. All else is equal. This holds for a compiled-in number too: where it follows a size, each size is a problem
-   of its own, and each compiles.
+   of its own, and each compiles. Fractions are equal as float32, such as `1 / sqrt(128)` and `128**-0.5`.
 """
 
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from math import inf, prod
+from struct import pack
 
 from aot_tune.choose import nearest
 from aot_tune.replay.problem import Argument, Array, Fixed, Items, Problem, Whole
@@ -58,7 +59,9 @@ def distance(recorded: Problem, asked: Problem, most: float = NEAR) -> int | Non
         elif isinstance(old, Whole) and isinstance(new, Whole):
             if old != new:
                 moved.append((old.value, new.value))
-        elif old != new:
+        elif old != new and not (
+            isinstance(old, Fixed) and isinstance(new, Fixed) and _is_one_fraction(old.text, new.text)
+        ):
             return None
     if moved:
         sizes = zip(sizes_of(olds), sizes_of(news), strict=True)
@@ -109,6 +112,14 @@ def _flat(arguments: Sequence[Argument]) -> Iterator[Argument]:
             yield from _flat(argument.items)
         else:
             yield argument
+
+
+def _is_one_fraction(old: str, new: str) -> bool:
+    """Whether two compiled-in values are fractions and one float32 number, as kernels compute with."""
+    try:
+        return "." in old and "." in new and pack("<f", float(old)) == pack("<f", float(new))
+    except (ValueError, OverflowError):
+        return False
 
 
 def _between(old: Array, new: Array, most: float) -> int | None:

@@ -72,6 +72,21 @@ def test_all_else_must_be_equal(asked: Problem) -> None:
     assert distance(problem(tensor(64), Fixed("64"), Real()), asked, ANY) is None
 
 
+@pytest.mark.parametrize(
+    ("old", "new", "between"),
+    [
+        (str(128**-0.5), str(1 / 128**0.5), 0),  # two ways to compute one scale
+        (str(128**-0.5), str(1.0001 * 128**-0.5), None),
+        ("1.0", "1", None),  # they compile to different code
+        ("16777217", "16777216", None),
+        ('"0.10"', '"0.1"', None),
+        ("1.0e300", "1.1e300", None),
+    ],
+)
+def test_fractions_that_are_compiled_in_are_equal_as_float32(old: str, new: str, between: int | None) -> None:
+    assert (old == new, distance(problem(Fixed(old)), problem(Fixed(new)))) == (False, between)
+
+
 def test_the_arguments_that_keep_two_problems_apart_are_found() -> None:
     recorded = problem(tensor(1024), Whole(1024), Whole(7), Fixed("64"))
     assert apart(recorded, problem(tensor(600), Whole(600), Whole(7), Fixed("64"))) == []
