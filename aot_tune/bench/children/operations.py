@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any, NamedTuple
 
@@ -94,9 +95,17 @@ def _full(value: int, *shape: int) -> torch.Tensor:
     return torch.full(shape, value, dtype=_INT, device="cuda")
 
 
-def _pages(batch: int, pages: int) -> torch.Tensor:
-    """Return the table of pages of each sequence."""
-    return torch.arange(batch * pages, dtype=_INT, device="cuda").view(batch, pages)
+def _pages(batch: int, pages: int, room: int = 0) -> torch.Tensor:
+    """Return the table of pages of each sequence, with room for as many, or for more."""
+    table = torch.arange(batch * pages, dtype=_INT, device="cuda").view(batch, pages)
+    return torch.nn.functional.pad(table, (0, room - pages)) if room else table
+
+
+def scale_of(width: int, stretch: int) -> float:
+    """Return the scale of attention, computed as servers do where YaRN stretches it: it is compiled in."""
+    scale: float = width**-0.5
+    mscale = 0.1 * math.log(stretch) + 1.0
+    return scale * mscale * mscale
 
 
 def _mm(library: Any, m: int, n: int, k: int) -> Call:
@@ -118,23 +127,25 @@ def _fp8_groupwise(library: Any, m: int, n: int, k: int) -> Call:
 
 
 def _decode_paged(
-    library: Any, batch: int, heads: int, kv_heads: int, size: int, length: int, pages: int
+    library: Any, batch: int, heads: int, kv_heads: int, size: int, length: int, pages: int, room: int = 0
 ) -> Call:
     q, out = _normal(batch, heads, size), _empty(batch, heads, size)
     k, v = (_normal(pages, PAGE, kv_heads, size) for _ in range(2))
-    lengths, table = _full(length * PAGE, batch), _pages(batch, length)
+    lengths, table = _full(length * PAGE, batch), _pages(batch, length, room)
     return lambda: library.fmha_decode_bsr_cutile(q, k, v, lengths, table, size**-0.5, 1.0, outputs=out)
 
 
-def _decode_mla(library: Any, batch: int, heads: int, length: int, pages: int) -> Call:
+def _decode_mla(
+    library: Any, batch: int, heads: int, length: int, pages: int, room: int = 0, stretch: int = 1
+) -> Call:
     q, rotated, out = (
         _normal(batch, heads, LATENT),
         _normal(batch, heads, ROTATED),
         _empty(batch, heads, LATENT),
     )
     cache, keys = _normal(pages, MLA_PAGE, LATENT), _normal(pages, MLA_PAGE, ROTATED)
-    lengths, table = _full(length * MLA_PAGE, batch), _pages(batch, length)
-    scale = (UNROTATED + ROTATED) ** -0.5
+    lengths, table = _full(length * MLA_PAGE, batch), _pages(batch, length, room)
+    scale = scale_of(UNROTATED + ROTATED, stretch)
     return lambda: library.decode_mla_kv_paged_cutile(
         q, rotated, cache, keys, lengths, table, scale, 1.0, outputs=out
     )
@@ -146,12 +157,23 @@ def _sequences(batch: int, length: int) -> tuple[torch.Tensor, torch.Tensor]:
     return _full(length, batch), starts
 
 
-def _prefill_ragged(library: Any, batch: int, length: int, heads: int, kv_heads: int, size: int) -> Call:
-    q, out = _normal(batch * length, heads, size), _empty(batch * length, heads, size)
-    k, v = (_normal(batch * length, kv_heads, size) for _ in range(2))
+def _prefill_ragged(
+    library: Any,
+    batch: int,
+    length: int,
+    heads: int,
+    kv_heads: int,
+    size: int,
+    rotated: int = 0,
+    stretch: int = 1,
+) -> Call:
+    tokens, width = batch * length, size + rotated
+    q, out = _normal(tokens, heads, width), _empty(tokens, heads, size)
+    k, v = _normal(tokens, kv_heads, width), _normal(tokens, kv_heads, size)
     (lengths, starts), table = _sequences(batch, length), _full(0, batch, 1)
+    scale = scale_of(width, stretch)
     return lambda: library.prefill_attention_kv_ragged_cutile(
-        q, k, v, lengths, lengths, starts, table, size**-0.5, 1.0, batch, length, outputs=out
+        q, k, v, lengths, lengths, starts, table, scale, 1.0, batch, length, outputs=out
     )
 
 
@@ -164,11 +186,11 @@ def _prefill_paged(library: Any, batch: int, length: int, heads: int, kv_heads: 
     )
 
 
-def _rope_quantize_fp8(library: Any, tokens: int, heads: int) -> Call:
+def _rope_quantize_fp8(library: Any, tokens: int, heads: int, rows: int = 4096, bits: int = 32) -> Call:
     q, k = _normal(tokens, heads, ROTATED), _normal(tokens, ROTATED)
     q_rest, k_rest = _normal(tokens, heads, LATENT), _normal(tokens, LATENT)
-    angles = torch.rand(4096, ROTATED, device="cuda")
-    places = torch.arange(tokens, dtype=_INT, device="cuda")
+    angles = torch.rand(rows, ROTATED, device="cuda")
+    places = torch.arange(tokens, dtype=_INT if bits == 32 else torch.int64, device="cuda")
     return lambda: library.rope_quantize_fp8_cutile(q, k, q_rest, k_rest, angles, places, is_neox=False)
 
 

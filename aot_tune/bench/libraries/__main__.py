@@ -1,6 +1,6 @@
 """Record the tables of FlashInfer and TileGym that are shipped, on all GPUs of this host.
 
-python -m aot_tune.bench.libraries --fetch             # where packages can be had
+make third-party flashinfer                            # where packages can be had
 python -m aot_tune.bench.libraries --out build/libraries --limit-s 270
 """
 
@@ -59,9 +59,12 @@ def _recorded(
         print("aot_tune.bench.libraries: no GPU here; run it on a GPU host", file=sys.stderr)
         return 1
     here = (gpus[0].name, driver_version() or "")
-    if others := recorded_on(out) - {here}:
-        name, driver = others.pop()
-        raise UsageError(f"{out} was recorded on {name} with driver {driver}; name another folder: --out")
+    for name, driver, library in recorded_on(out):
+        if (name, driver) != here:
+            raise UsageError(f"{out} was recorded on {name} with driver {driver}; name another folder: --out")
+        if (version := fetched.versions().get(library.name, library.version)) != library.version:
+            known = f"{library.name} {library.version}"
+            raise UsageError(f"{out} was recorded with {known}, not {version}; name another folder: --out")
     models = list(HELD_OUT) if held_out else model or list(MODELS)
     processes = max(1, usable_cores() // (_CORES * len(gpus)))
     run = Run(out, [gpu.uuid or str(gpu.index) for gpu in gpus], limit_s, processes=processes)

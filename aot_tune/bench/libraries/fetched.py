@@ -11,6 +11,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
+from importlib import metadata
 from pathlib import Path
 
 from aot_tune.errors import UsageError
@@ -90,6 +91,11 @@ def fetch(folder: Path = FOLDER) -> None:
             raise UsageError(f"pip cannot download {wanted}; run this where it can, and carry {folder} over")
         (wheel,) = Path(downloads).glob("*.whl")
         unpack(wheel, folder)
+
+
+def versions() -> dict[str, str]:
+    """Return the versions of the libraries that are there, by distribution."""
+    return {one.name: one.version for one in metadata.distributions(path=[str(FOLDER), str(TILEGYM)])}
 
 
 def unpack(wheel: Path, folder: Path) -> None:

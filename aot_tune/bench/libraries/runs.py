@@ -22,11 +22,11 @@ from typing import NamedTuple
 
 from aot_tune import environment
 from aot_tune.bench.libraries import fetched
-from aot_tune.bench.libraries.sites import HELD_OUT, SITES, shapes_of
+from aot_tune.bench.libraries.sites import HELD_OUT, SITES, label, shapes_of
 from aot_tune.errors import TableError
 from aot_tune.replay.document import MOST_LAUNCHED, dump
 from aot_tune.replay.files import listed_recorded, read_recorded
-from aot_tune.replay.table import RecordedTable
+from aot_tune.replay.table import Library, RecordedTable
 from aot_tune.tables.files import write_atomic
 
 CHILD = "aot_tune.bench.children.library"
@@ -53,10 +53,10 @@ class Task(NamedTuple):
         return len(shapes_of(self.site, self.model))
 
 
-def recorded_on(out: Path) -> set[tuple[str, str]]:
-    """Return the GPU models and drivers that a folder's tables were recorded on."""
+def recorded_on(out: Path) -> set[tuple[str, str, Library]]:
+    """Return the GPU models, drivers and libraries that a folder's tables were recorded with."""
     tables = map(read_recorded, listed_recorded(sorted((out / "work").glob("gpu*"))))
-    return {(table.built_with.device_name, table.built_with.driver) for table in tables}
+    return {(table.built_with.device_name, table.built_with.driver, table.library) for table in tables}
 
 
 def tasks(sites: Sequence[str], models: Sequence[str]) -> list[Task]:
@@ -104,9 +104,11 @@ class Run:
             write_atomic(path, dump(table))
 
     def ended(self, task: Task) -> list[str]:
-        """Return the lines of a task's ended calls."""
+        """Return the lines of a task's ended calls, without those of shapes that it no longer has."""
         with suppress(FileNotFoundError):
-            return self._lines(task).read_text().splitlines()
+            labels = set(map(label, shapes_of(*task)))
+            lines = self._lines(task).read_text().splitlines()
+            return [line for line in lines if line.split("\t")[-1] in labels]
         return []
 
     def _lines(self, task: Task) -> Path:

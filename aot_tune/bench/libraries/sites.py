@@ -42,8 +42,14 @@ class Steps(NamedTuple):
     few: tuple[int, ...] = ()
     """Further numbers of tokens below 16, of products that are answered at equal ones alone there."""
 
-    uneven: tuple[tuple[int, int], ...] = ()
-    """Further `prefilling` of a kernel that compiles in whether tiles divide the length."""
+    more_prefilling: tuple[tuple[int, int], ...] = ()
+    """Further `prefilling` where near lengths are served, and whether tiles divide one is compiled in."""
+
+    rooms: tuple[int, ...] = ()
+    """Tokens that a server's table of pages has room for in each sequence, beside all that its model has."""
+
+    more_rooms: tuple[int, ...] = ()
+    """Further `rooms` of decodes without latent attention."""
 
 
 _SHORT = tuple((batch, length) for length in (2048, 512) for batch in (1, 256, 64, 16, 4))
@@ -56,10 +62,22 @@ RECORDED = Steps(
     pages=(32_768,),
     prefilling=((1, 2048), (1, 8192), (4, 2048), (1, 512)),
     few=(2, 3, *range(5, 16)),
-    uneven=((1, 2000), (4, 2000)),
+    more_prefilling=(
+        *((1, length) for length in (2000, 128, 32, 8000, 500, 120, 30)),
+        *((4, length) for length in (2000, 512)),
+        *((16, length) for length in (512, 500)),
+    ),
+    rooms=(8192, 32_768),
+    more_rooms=(128, 4096, 16_384, 65_536),
 )
 """Recorded steps: all powers of two of `rows`, which are compiled in. Else every second one, which serves
 more than a quarter of it to twice as many."""
+
+_SERVED = 2048
+"""Tokens of each sequence, at most, where the table of pages has room for them."""
+
+_MOST_SAMPLED = 256
+"""Rows that a language model's head has at most: of each sequence the last token."""
 
 ODD = Steps(
     rows=(1, 8, 64, 256),
@@ -85,23 +103,35 @@ class Model(NamedTuple):
     head: int
     """Width of a head."""
 
+    vocabulary: int
+    """Columns of the language model's head."""
+
+    context: int
+    """Most tokens of a sequence."""
+
     experts: int = 0
+
+    shared: int = 0
+    """`inner` of the experts that each token passes."""
+
+    stretch: int = 1
+    """YaRN's factor, where it changes the scale of attention."""
 
 
 MODELS: dict[str, Model] = {
-    "llama-3.1-8b": Model(4096, 14_336, 32, 8, 128),
-    "llama-3.3-70b-tp4": Model(8192, 7168, 16, 2, 128),
-    "qwen3-32b-tp2": Model(5120, 12_800, 32, 4, 128),
-    "mistral-small-24b": Model(5120, 32_768, 32, 8, 128),
-    "gpt-oss-120b": Model(2880, 2880, 64, 8, 64, 128),
-    "deepseek-v3-tp8": Model(7168, 2304, 16, 0, 192, 256),
+    "llama-3.1-8b": Model(4096, 14_336, 32, 8, 128, 128_256, 131_072),
+    "llama-3.3-70b-tp4": Model(8192, 7168, 16, 2, 128, 32_064, 131_072),
+    "qwen3-32b-tp2": Model(5120, 12_800, 32, 4, 128, 75_968, 40_960),
+    "mistral-small-24b": Model(5120, 32_768, 32, 8, 128, 131_072, 32_768),
+    "gpt-oss-120b": Model(2880, 2880, 64, 8, 64, 201_088, 131_072, 128),
+    "deepseek-v3-tp8": Model(7168, 2304, 16, 0, 192, 16_160, 163_840, 256, 256, 40),
 }
 """Recorded models, each with the number of GPUs that share a layer."""
 
 HELD_OUT: dict[str, Model] = {
-    "qwen2.5-7b": Model(3584, 18_944, 28, 4, 128),
-    "llama-3.2-3b": Model(3072, 8192, 24, 8, 128),
-    "kimi-k2-tp8": Model(7168, 2304, 8, 0, 192, 384),
+    "qwen2.5-7b": Model(3584, 18_944, 28, 4, 128, 152_064, 32_768),
+    "llama-3.2-3b": Model(3072, 8192, 24, 8, 128, 128_256, 131_072),
+    "kimi-k2-tp8": Model(7168, 2304, 8, 0, 192, 20_480, 131_072, 384, 256, 32),
 }
 """Models that are never recorded."""
 
@@ -118,34 +148,48 @@ class Site(NamedTuple):
 
 def _layers(model: Model) -> list[tuple[int, int]]:
     """Return N and K of the products of a layer."""
-    if not model.kv_heads:  # of the latent projections, the output, and the two of the inner layer
+    if not model.kv_heads:  # of the latent projections, the output, and the two of inner layers
         compressed = 1536 + LATENT + ROTATED
+        inner = [pair for width in (model.inner, model.shared) for pair in _inner(model, width)]
         return [
             (compressed, model.hidden),
             (model.heads * model.head, 1536),
+            (model.heads * 2 * UNROTATED, LATENT),
             (model.hidden, model.heads * UNROTATED),
-            (2 * model.inner, model.hidden),
-            (model.hidden, model.inner),
+            *inner,
         ]
     attention = [
         ((model.heads + 2 * model.kv_heads) * model.head, model.hidden),
         (model.hidden, model.heads * model.head),
     ]
-    return attention if model.experts else [
-        *attention,
-        (2 * model.inner, model.hidden),
-        (model.hidden, model.inner),
-    ]  # fmt: skip
+    return attention if model.experts else [*attention, *_inner(model, model.inner)]
 
 
-def _products(field: str, multiple: int = 1) -> Callable[[Model, Steps], list[Shape]]:
-    """Return the function to M, from a field of the steps, N and K; N and K are multiples of `multiple`."""
+def _inner(model: Model, width: int) -> list[tuple[int, int]]:
+    return [(2 * width, model.hidden), (model.hidden, width)]
+
+
+def _products(field: str) -> Callable[[Model, Steps], list[Shape]]:
+    """Return the function to M, from a field of the steps, N and K of layers, the router and the head."""
 
     def shapes(model: Model, steps: Steps) -> list[Shape]:
-        layers = [(n, k) for n, k in _layers(model) if n % multiple == k % multiple == 0]
-        return [(rows, n, k) for rows in getattr(steps, field) for n, k in layers]
+        router = [(model.experts, model.hidden)] if model.experts else []
+        layers = [(rows, n, k) for rows in getattr(steps, field) for n, k in (*_layers(model), *router)]
+        sampled = [rows for rows in getattr(steps, field) if rows <= _MOST_SAMPLED]
+        return [*layers, *((rows, model.vocabulary, model.hidden) for rows in sampled)]
 
     return shapes
+
+
+def _quantized_products(model: Model, steps: Steps) -> list[Shape]:
+    """Return M, N and K of the products that are quantised in blocks of 128; router and head are not."""
+    layers = [(n, k) for n, k in _layers(model) if n % 128 == k % 128 == 0]
+    return [(rows, n, k) for rows in steps.rows for n, k in layers]
+
+
+def _rows_too(steps: Steps) -> Steps:
+    """Return the steps with the rows among the tokens, for a kernel that compiles in their number."""
+    return steps._replace(tokens=tuple(dict.fromkeys((*steps.tokens, *steps.rows))))
 
 
 def _latent_products(model: Model, steps: Steps) -> list[Shape]:
@@ -153,31 +197,44 @@ def _latent_products(model: Model, steps: Steps) -> list[Shape]:
     if model.kv_heads:
         return []
     widths = ((LATENT, UNROTATED), (UNROTATED, LATENT))
-    return [(model.heads, tokens, n, k) for tokens in (*steps.tokens, *steps.few) for n, k in widths]
+    every = dict.fromkeys((*steps.tokens, *steps.few))
+    return [(model.heads, tokens, n, k) for tokens in every for n, k in widths]
+
+
+def _rooms(
+    model: Model, steps: Steps, rooms: Sequence[int], page: int, pages: int
+) -> list[tuple[int, int, int]]:
+    """Return batch, pages of a sequence and pages that a sequence has room for, of what fits the cache."""
+    exact = [(batch, length, length) for batch, length in steps.decoding]
+    every = dict.fromkeys(room for room in (*rooms, model.context) if room <= model.context)
+    roomy = [(batch, min(_SERVED, room), room) for room in every for batch in steps.rows]
+    return [
+        (batch, -(-length // page), -(-room // page))
+        for batch, length, room in (*exact, *(roomy if rooms else ()))
+        if batch * -(-length // page) <= pages
+    ]
 
 
 def _decoding(model: Model, steps: Steps) -> list[Shape]:
-    """Return batch, heads, KV heads, head, pages of a sequence, and pages of the cache."""
+    """Return batch, heads, KV heads, head, pages of a sequence, of the cache, and that one has room for."""
     if not model.kv_heads:
         return []
-    heads = model.heads, model.kv_heads, model.head
+    heads, rooms = (model.heads, model.kv_heads, model.head), (*steps.rooms, *steps.more_rooms)
     return [
-        (batch, *heads, -(-length // PAGE), pages)
+        (batch, *heads, length, pages, room)
         for pages in steps.pages
-        for batch, length in steps.decoding
-        if batch * -(-length // PAGE) <= pages
+        for batch, length, room in _rooms(model, steps, rooms, PAGE, pages)
     ]
 
 
 def _latent_decoding(model: Model, steps: Steps) -> list[Shape]:
-    """Return batch, heads, pages of a sequence, and pages of the cache."""
+    """Return batch, heads, pages of a sequence, of the cache, that one has room for, and YaRN's factor."""
     if model.kv_heads:
         return []
     pages = steps.pages[0] // 2
     return [
-        (batch, model.heads, -(-length // MLA_PAGE), pages)
-        for batch, length in steps.decoding
-        if batch * -(-length // MLA_PAGE) <= pages
+        (batch, model.heads, length, pages, room, model.stretch)
+        for batch, length, room in _rooms(model, steps, steps.rooms, MLA_PAGE, pages)
     ]
 
 
@@ -188,42 +245,59 @@ def _prefilling(model: Model, steps: Steps) -> list[Shape]:
     return [(batch, length, model.heads, model.kv_heads, model.head) for batch, length in steps.prefilling]
 
 
+def _ragged(model: Model, steps: Steps) -> list[Shape]:
+    """Return `_prefilling`, with latent attention also the rotated width and YaRN's factor."""
+    if model.kv_heads:
+        return _prefilling(model, steps)
+    latent = model.heads, model.heads, UNROTATED, ROTATED, model.stretch
+    return [(batch, length, *latent) for batch, length in steps.prefilling]
+
+
 def _attention(model: Model, steps: Steps) -> list[Shape]:
     """Return batch, heads, KV heads, tokens of a sequence and head."""
-    steps = steps._replace(prefilling=(*steps.prefilling, *steps.uneven))
-    return [(b, heads, kv, length, head) for b, length, heads, kv, head in _prefilling(model, steps)]
+    every = tuple(dict.fromkeys((*steps.prefilling, *steps.more_prefilling)))
+    shapes = _prefilling(model, steps._replace(prefilling=every))
+    return [(batch, heads, kv, length, head) for batch, length, heads, kv, head in shapes]
 
 
 def _rotating(model: Model, steps: Steps) -> list[Shape]:
-    """Return batch, heads, KV heads, tokens of a sequence, which are compiled in, and head."""
-    if not model.kv_heads:
+    """Return batch, heads, KV heads, tokens of a sequence, which are compiled in, and the rotated width."""
+    heads = (model.kv_heads, 1, model.head) if model.kv_heads else (1, 1, ROTATED)
+    return [(rows, model.heads, *heads) for rows in steps.rows]
+
+
+def _rotating_quantized(model: Model, steps: Steps) -> list[Shape]:
+    """Return tokens, heads, rows of the table of angles, and bits of a position."""
+    if model.kv_heads:
         return []
-    return [(rows, model.heads, model.kv_heads, 1, model.head) for rows in steps.rows]
+    return [(rows, model.heads, model.context, bits) for bits in (64, 32) for rows in steps.rows]
+
+
+def _activating(model: Model, steps: Steps) -> list[Shape]:
+    """Return tokens and width of the inner layers."""
+    return [(tokens, width) for width in (model.inner, model.shared) if width for tokens in steps.tokens]
 
 
 SITES: dict[str, Site] = {
     "mm_bf16": Site("flashinfer", _products("rows")),
-    "fp8_groupwise": Site("flashinfer", _products("rows", 128)),
+    "fp8_groupwise": Site("flashinfer", _quantized_products),
     "decode_paged": Site("flashinfer", _decoding),
     "decode_mla": Site("flashinfer", _latent_decoding),
-    "prefill_ragged": Site("flashinfer", _prefilling),
+    "prefill_ragged": Site("flashinfer", _ragged),
     "prefill_paged": Site("flashinfer", _prefilling),
     "bmm_bf16": Site("flashinfer", _latent_products),
-    "rope_quantize_fp8": Site(
-        "flashinfer",
-        lambda model, steps: [] if model.kv_heads else [(rows, model.heads) for rows in steps.rows],
-    ),
+    "rope_quantize_fp8": Site("flashinfer", _rotating_quantized),
     "matmul": Site("tilegym", _products("tokens")),
-    "bmm": Site("tilegym", _latent_products),
+    "bmm": Site("tilegym", lambda model, steps: _latent_products(model, _rows_too(steps))),
     "attention": Site("tilegym", _attention),
     "rope": Site("tilegym", _rotating),
-    "silu_and_mul": Site("tilegym", lambda model, steps: [(rows, model.inner) for rows in steps.tokens]),
+    "silu_and_mul": Site("tilegym", _activating),
     "softmax": Site(
         "tilegym",
         lambda model, steps: [(rows, model.experts) for rows in steps.rows] if model.experts else [],
     ),
     "persistent_layer_norm": Site(
-        "tilegym", lambda model, steps: [(rows, model.hidden) for rows in steps.tokens]
+        "tilegym", lambda model, steps: [(rows, model.hidden) for rows in _rows_too(steps).tokens]
     ),
 }
 """The sites by name."""

@@ -22,8 +22,8 @@ MISSING = [
     if not (folder / name).is_dir()
 ]
 
-FREE = ("matmul", "rope", "bmm_bf16")
-"""Sites that compile no size in, but `rope` its tokens, which are 1 in each call here."""
+FREE = ("matmul", "bmm_bf16")
+"""Sites that compile no size in."""
 
 
 pytestmark = [
@@ -58,4 +58,4 @@ def test_sites_that_compile_no_size_in_search_nothing_in_nine_of_ten_first_calls
     for site, (count, calls) in answered.items():
         print(f"{site}: {count} of {calls}")
     assert all(answered[site][0] >= 0.9 * answered[site][1] > 0 for site in FREE), answered
-    assert sum(count for count, _ in answered.values()) >= 140
+    assert sum(count for count, _ in answered.values()) >= 210

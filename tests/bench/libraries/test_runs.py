@@ -76,6 +76,16 @@ def test_a_later_run_goes_on_and_a_task_that_ends_too_often_is_left(tmp_path: Pa
     assert third.started == []
 
 
+def test_a_shape_that_is_new_is_called_although_as_many_calls_ended(tmp_path: Path) -> None:
+    task = Task("softmax", MODEL)
+    run = Scripted(tmp_path, gpus=("0",))
+    run._lines(task).write_text("".join(f"{rows}x7\n" for rows in range(task.shapes)))
+    assert run.ended(task) == []
+    run.record([task])
+    assert run.started == [task]
+    assert len(run.ended(task)) == task.shapes
+
+
 def test_several_processes_of_a_gpu_record_into_its_folder_on_cores_of_their_own(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -181,6 +191,22 @@ def test_a_folder_of_another_gpu_s_tables_is_refused(
     assert "was recorded on NVIDIA H200 with driver 580.159.04" in capsys.readouterr().err
 
 
+def test_a_folder_of_another_release_s_tables_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    write(tmp_path / "work" / "gpu0", TABLE)
+    gpu = Gpu(index=0, name=TABLE.built_with.device_name, arch=TABLE.arch, uuid="GPU-0")
+    monkeypatch.setattr(command, "visible_gpus", lambda: (gpu,))
+    monkeypatch.setattr(command, "driver_version", lambda: TABLE.built_with.driver)
+    library = TABLE.library
+    folder = tmp_path / f"{library.name}-9.9.dist-info"
+    folder.mkdir()
+    (folder / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {library.name}\nVersion: 9.9\n")
+    monkeypatch.setattr(command.fetched, "FOLDER", tmp_path)
+    assert command.main(["--out", str(tmp_path)]) == 2
+    assert f"was recorded with {library.name} {library.version}, not 9.9" in capsys.readouterr().err
+
+
 def test_the_command_counts_calls_by_site(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
@@ -191,10 +217,10 @@ def test_the_command_counts_calls_by_site(
     words = ["--out", str(tmp_path), "--site", "softmax", "--site", "rope", "--model", MODEL]
     assert command.main(words) == 0
     assert capsys.readouterr().out.splitlines()[1].split() == ["softmax", "9", "9", "0"]
-    with (tmp_path / "work" / f"softmax.{MODEL}.txt").open("a") as lines:
-        lines.write("failed\t4096x256\n")
+    lines = tmp_path / "work" / f"softmax.{MODEL}.txt"
+    lines.write_text(lines.read_text().replace("256x256\n", "failed\t256x256\n"))
     assert command.main(words) == 1
-    assert capsys.readouterr().out.splitlines()[1].split() == ["softmax", "9", "10", "1"]
+    assert capsys.readouterr().out.splitlines()[1].split() == ["softmax", "9", "9", "1"]
 
 
 def test_tables_of_one_kernel_are_joined_where_conditions_are_the_same() -> None:
