@@ -243,6 +243,9 @@ _ROWS = Pow2.edges(1, 16384)[::2]
 _FEW_ROWS = (4, 64, 1024, 16384)
 """Rows to sweep for columns whose neighbours are swept more closely."""
 
+_HEADS = (64, 4096, 65536)
+"""Rows of a norm of each head."""
+
 layer_norm_tunable = Tunable(
     name="layer_norm",
     package=__package__,
@@ -268,10 +271,12 @@ layer_norm_tunable = Tunable(
         {"dtype": "bfloat16", "bias": True, "rows": _ROWS, "cols": 6144},  # GPT-NeoX 20B, StarCoder2 15B
         {"dtype": "bfloat16", "bias": False, "rows": _ROWS, "cols": 8192},  # Command R
         {"dtype": "bfloat16", "bias": True, "rows": _ROWS, "cols": 14336},  # BLOOM
+        {"dtype": "bfloat16", "bias": True, "rows": _HEADS, "cols": 88},  # the heads of HunyuanDiT
         {"dtype": "bfloat16", "bias": True, "rows": _FEW_ROWS, "cols": 384},  # MiniLM, ViT-S
         {"dtype": "bfloat16", "bias": True, "rows": _FEW_ROWS, "cols": 512},  # CLIP ViT-B, text
         {"dtype": "bfloat16", "bias": True, "rows": _FEW_ROWS, "cols": 2048},  # OPT 1.3B
         {"dtype": "bfloat16", "bias": True, "rows": _FEW_ROWS, "cols": 4096},  # OPT 6.7B, GPT-J
+        {"dtype": "bfloat16", "bias": False, "rows": _HEADS, "cols": 160},  # the heads of StableLM 2 12B
         {"dtype": "bfloat16", "bias": False, "rows": _FEW_ROWS, "cols": 2048},  # OLMo 1B's width
         {"dtype": "bfloat16", "bias": False, "rows": _FEW_ROWS, "cols": 12288},  # Command R+, Command A
     ],

@@ -136,6 +136,9 @@ _HEADS = tuple(4**i for i in range(3, 11))
 _FEW_ROWS = (4, 64, 1024, 16384)
 """Rows to sweep for columns whose neighbours are swept more closely."""
 
+_FEW_HEADS = (64, 4096, 65536)
+"""Rows of a norm of each head, for columns whose neighbours are swept more closely."""
+
 rms_norm_tunable = Tunable(
     name="rms_norm",
     package=__package__,
@@ -164,6 +167,7 @@ rms_norm_tunable = Tunable(
         {"dtype": "float16", "rows": _ROWS, "cols": 4096},  # Llama 3.1 8B, run in float16 (AWQ, GPTQ)
         {"dtype": "float16", "rows": _ROWS, "cols": 8192},  # Llama 3.1 70B, run in float16
         {"dtype": "bfloat16", "rows": _FEW_ROWS, "cols": 64},  # the heads of Llama 3.2 1B, of vision models
+        {"dtype": "bfloat16", "rows": _FEW_HEADS, "cols": 96},  # the heads of Lumina-Image 2.0
         {"dtype": "bfloat16", "rows": _FEW_ROWS, "cols": 256},  # the heads of Gemma 3
         {"dtype": "bfloat16", "rows": _FEW_ROWS, "cols": 896},  # Qwen2.5 0.5B
         {"dtype": "bfloat16", "rows": _FEW_ROWS, "cols": 1024},  # Qwen3 0.6B

