@@ -164,10 +164,10 @@ def _prefill_ragged(
     heads: int,
     kv_heads: int,
     size: int,
-    rotated: int = 0,
+    width: int = 0,
     stretch: int = 1,
 ) -> Call:
-    tokens, width = batch * length, size + rotated
+    tokens, width = batch * length, width or size
     q, out = _normal(tokens, heads, width), _empty(tokens, heads, size)
     k, v = _normal(tokens, kv_heads, width), _normal(tokens, kv_heads, size)
     (lengths, starts), table = _sequences(batch, length), _full(0, batch, 1)

@@ -58,11 +58,11 @@ def _recorded(
     if not gpus:
         print("aot_tune.bench.libraries: no GPU here; run it on a GPU host", file=sys.stderr)
         return 1
-    here = (gpus[0].name, driver_version() or "")
+    here, versions = (gpus[0].name, driver_version() or ""), fetched.versions()
     for name, driver, library in recorded_on(out):
         if (name, driver) != here:
             raise UsageError(f"{out} was recorded on {name} with driver {driver}; name another folder: --out")
-        if (version := fetched.versions().get(library.name, library.version)) != library.version:
+        if (version := versions.get(library.name, library.version)) != library.version:
             known = f"{library.name} {library.version}"
             raise UsageError(f"{out} was recorded with {known}, not {version}; name another folder: --out")
     models = list(HELD_OUT) if held_out else model or list(MODELS)

@@ -246,10 +246,10 @@ def _prefilling(model: Model, steps: Steps) -> list[Shape]:
 
 
 def _ragged(model: Model, steps: Steps) -> list[Shape]:
-    """Return `_prefilling`, with latent attention also the rotated width and YaRN's factor."""
+    """Return `_prefilling`, the width of queries and keys, and YaRN's factor."""
     if model.kv_heads:
-        return _prefilling(model, steps)
-    latent = model.heads, model.heads, UNROTATED, ROTATED, model.stretch
+        return [(*shape, model.head, model.stretch) for shape in _prefilling(model, steps)]
+    latent = model.heads, model.heads, UNROTATED, UNROTATED + ROTATED, model.stretch
     return [(batch, length, *latent) for batch, length in steps.prefilling]
 
 

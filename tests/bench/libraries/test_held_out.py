@@ -58,4 +58,6 @@ def test_sites_that_compile_no_size_in_search_nothing_in_nine_of_ten_first_calls
     for site, (count, calls) in answered.items():
         print(f"{site}: {count} of {calls}")
     assert all(answered[site][0] >= 0.9 * answered[site][1] > 0 for site in FREE), answered
+    rotated, calls = answered_calls(*(name for name, model in HELD_OUT.items() if model.kv_heads))["rope"]
+    assert rotated >= 0.9 * calls > 0  # it compiles in heads, which these models have as recorded ones do
     assert sum(count for count, _ in answered.values()) >= 210
